@@ -139,7 +139,6 @@ def measure(num_nodes: int, seed: int) -> tuple[float, float, float]:
         plan = make_plan(JOB, nodes, links=LINKS)
         seconds = min(seconds, time.perf_counter() - began)
     assert isinstance(plan, ClusterPlan), plan
-    assert plan.distance is not None
     least_s = bound(JOB, nodes)
     over, with_way = plan.distance.hidden_batch_s / least_s - 1, plan.predicted_batch_seconds / least_s - 1
     progress(f"{num_nodes} nodes, seed {seed}: {seconds:.2f} s, {over:.2%} over the bound, {len(plan.workers)} workers")

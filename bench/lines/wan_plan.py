@@ -53,7 +53,7 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
             {("a", "b"): _as_probed(line)} if line is not None else None,
         ),
     )
-    if not isinstance(plan, ClusterPlan) or plan.distance is None:
+    if not isinstance(plan, ClusterPlan):
         raise ValueError(f"no plan for {train} over {line}: {plan}")
     first, second = (stage.depth for stage in plan.workers)
     return Advice(plan.distance.least_microbatches, (first, second))

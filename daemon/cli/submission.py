@@ -226,9 +226,10 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
     told, run = preview(spec, records, named=named, links=links, is_simulated=is_simulated, has_data=has_data)
     files = []
     if run is not None:
-        title = f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {told.predicted_batch_seconds:.3g} predicted"
+        predicted_s = told.plan.predicted_batch_seconds
+        title = f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {predicted_s:.3g} predicted"
         panel = Panel(timeline=run.timeline, window=run.shown, title=title, x_label="simulated, the pipe is full")
-        files = write_panels([panel], worker_labels(told.stages), picture=picture, trace=trace)
+        files = write_panels([panel], worker_labels(told.plan.workers), picture=picture, trace=trace)
     if as_json:
         return as_json_text(told)
     return [*told.lines, *(["", *told.arithmetic] if options.explain else []), *files]

@@ -1,106 +1,28 @@
 """Previews the plan of a job on some nodes: the dry run of `headway plan`. Pure."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import table
 from headway.daemon.client.plan_simulation import Forecast, forecast
-from headway.daemon.client.stage_arithmetic import (
-    StageArithmetic,
-    legend,
-    memory_rows,
-    seconds_rows,
-    stage_arithmetic,
-)
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.jobs.data_choices import epochs_text
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, group_names, layer_range, size
-from headway.daemon.plan.connections import LinkAssumptions, Links
-from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.connections import ConnectionEstimate, LinkAssumptions
+from headway.daemon.plan.devices import GIB, place_names
 from headway.daemon.plan.link_choice import PlannedLink, link_sentences, planned_links
-from headway.daemon.plan.paths import RelayedWays
 from headway.daemon.plan.planner import make_plan
-from headway.daemon.plan.profiles import Profiles
-from headway.daemon.plan.stage_costs import StageCosts
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
+GIGA: Final = 1e9
+TERA: Final = 1e12
 
 Row = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPreview:
-    """One worker of the plan."""
-
-    stage: int
-    node: str
-    device: str
-    """`cuda:0`"""
-    layers: str
-    """`embed, block.0-3`"""
-    groups: tuple[int, ...]
-    """Reduction groups that it computes, shared with other replicas of its stage; empty: all."""
-    share: float
-    """Share of the batch's microbatches."""
-    depth: int
-    recompute: str
-    """What the backward computes again: none, attention, block."""
-    batch_seconds: float
-    device_bytes: int
-    device_limit_bytes: int
-    """Memory limit of the device; 0: not known, not limited."""
-    device_reserve_bytes: int
-    """Memory of the device that no plan fills, beyond the limit."""
-    host_bytes: int
-    host_limit_bytes: int
-    """Memory limit of the host; 0: not known, not limited."""
-    arithmetic: StageArithmetic
-    """What its memory on the device and its seconds consist of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPreview:
-    """One link between workers of neighbouring stages."""
-
-    upper: str
-    lower: str
-    bytes_per_microbatch: int
-    """Coded bytes each way."""
-    microbatches: int
-    """Microbatches of a batch."""
-    batch_seconds: float
-    """Seconds to carry a batch; computation hides them while they are less than the slowest worker's."""
-    round_trip_s: float
-    lateness_s: float
-    """Additional delay of frames where packets are lost."""
-    codec: str
-    """Codec of the hidden states on the link: `none`, `bf16`, `int8`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistancePreview:
-    """The figures that show whether the microbatches in flight hide the links."""
-
-    microbatches: int
-    """The job's m."""
-    least_microbatches: int
-    """The m that would hide all links under 2bw."""
-    on_links_s: float
-    """One microbatch's time on all links, there and back, with late frames."""
-    lateness_s: float
-    """Additional delay of frames, over all links."""
-    on_links_microbatches: float
-    """One microbatch's time on all links, in microbatches."""
-    hidden: bool
-    hidden_batch_seconds: float
-    """Seconds of a batch if distance cost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +42,14 @@ class PlanPreview:
     """A plan that has not been made."""
 
     job: str
-    stages: tuple[WorkerPart, ...]
-    """Its workers; replicas of one stage are next to each other."""
-    predicted_batch_seconds: float
+    plan: ClusterPlan
     tokens_per_second: float
-    bottleneck: str
-    """A sentence about the slowest part."""
-    workers: tuple[WorkerPreview, ...]
-    links: tuple[LinkPreview, ...]
-    spares: tuple[str, ...]
-    """Nodes that the plan does not need."""
+    explanation: tuple[str, ...]
+    """Sentences on the plan; the first is about its slowest part."""
+    least_microbatches: int
+    """The m that would hide all links under 2bw."""
+    hides_links: bool
+    """Whether a batch takes no longer than it would on one site."""
     spare_devices: tuple[str, ...] = ()
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
     filled_in: str = ""
@@ -142,12 +62,6 @@ class PlanPreview:
     """Whether evaluations may end the job before its last batch."""
     data: str = ""
     """Several data sources with their shares; empty: there is one."""
-    exact: bool
-    exact_reason: str
-    explanation: tuple[str, ...]
-    distance: DistancePreview | None = None
-    about_distance: tuple[str, ...] = ()
-    """The sentence on m, if links are long."""
     link_kinds: tuple[PlannedLink, ...] = ()
     """Every link between neighbouring stages and between replicas, with its kind and reason."""
     simulation: SimulationPreview | None = None
@@ -155,39 +69,44 @@ class PlanPreview:
     @property
     def lines(self) -> list[str]:
         """Return the preview for people."""
-        workers, stages = len(self.workers), len(replicas_of(self.stages))
+        plan = self.plan
+        workers, stages = len(plan.workers), len(replicas_of(plan.workers))
         on = f" on {workers} workers" if workers != stages else ""
         head = (
-            f"{self.job}: {stages} stage{'s' * (stages != 1)}{on}, {self.predicted_batch_seconds:.3g} s a batch "
+            f"{self.job}: {stages} stage{'s' * (stages != 1)}{on}, {plan.predicted_batch_seconds:.3g} s a batch "
             f"predicted, {self.tokens_per_second:,.0f} tokens/s"
         )
-        lines = [head, "", *table(_WORKER_TITLES, [_worker_row(worker) for worker in self.workers])]
-        if self.links:
-            lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in self.links])]
+        lines = [head, "", *table(_WORKER_TITLES, [_worker_row(estimate) for estimate in plan.estimates])]
+        if plan.connections:
+            lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in plan.connections])]
         if self.simulation is not None:
             lines += ["", *self._simulated(self.simulation)]
-        reductions = [
-            line for line in self.explanation if line.startswith(("Replicas of stage", "The embedding is tied"))
-        ]
-        every = (*self.spares, *self.spare_devices)
+        pace, *others = self.explanation
+        reductions = [line for line in others if line.startswith(("Replicas of stage", "The embedding is tied"))]
+        every = (*plan.spares, *self.spare_devices)
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
-        exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
-        kinds = link_sentences(self.link_kinds)
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
-        facts = [*left_out, *self._data, *self._epochs, self.bottleneck, *reductions, *self.about_distance]
-        return [*lines, "", *facts, *kinds, *spares, exact]
+        facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
+        return [*lines, "", *facts, *link_sentences(self.link_kinds), *spares, others[-1]]
 
     @property
     def arithmetic(self) -> list[str]:
         """Return the arithmetic of memory and seconds for people."""
-        names = [(str(worker.stage), worker.node, worker.device) for worker in self.workers]
-        told = [worker.arithmetic for worker in self.workers]
-        tables = []
-        for titles, rows in (memory_rows(told), seconds_rows(told)):
-            joined = [(*name, *row) for name, row in zip(names, rows, strict=True)]
-            tables.append(table(("stage", "node", "device", *titles), joined))
-        return ["memory on devices, GiB:", *tables[0], "", *legend(told), "", "seconds:", *tables[1]]
+        workers = self.plan.estimates
+        parts = [part for part in _PARTS if any(getattr(worker.memory, part) for worker in workers)]
+        tables = [
+            table(
+                ("stage", "node", "device", *titles),
+                [(str(w.stage_index), w.stage.node, w.device, *row) for w, row in zip(workers, rows, strict=True)],
+            )
+            for titles, rows in (
+                (_memory_titles(parts), [_memory_row(worker, parts) for worker in workers]),
+                (_SECONDS_TITLES, [_seconds_row(worker) for worker in workers]),
+            )
+        ]
+        legend = [f"{name:11}  {_PARTS[name]}" for name in parts]
+        return ["memory on devices, GiB:", *tables[0], "", *legend, "", "seconds:", *tables[1]]
 
     @property
     def _data(self) -> list[str]:
@@ -201,11 +120,11 @@ class PlanPreview:
             return []
         if self.batches is None:
             return [f"The data is not here, so it is not known how many batches {epochs_text(self.epochs)} take."]
-        seconds = self.batches * self.predicted_batch_seconds
+        seconds = self.batches * self.plan.predicted_batch_seconds
         return [f"{epochs_text(self.epochs)} of the data are {self.batches} batches, {seconds:.3g} s as predicted."]
 
     def _simulated(self, simulation: SimulationPreview) -> list[str]:
-        over = simulation.batch_seconds / self.predicted_batch_seconds - 1
+        over = simulation.batch_seconds / self.plan.predicted_batch_seconds - 1
         return [
             f"simulated: {simulation.batch_seconds:.3g} s a batch over {simulation.batches} batches, "
             f"{over:+.1%} of the prediction",
@@ -214,7 +133,7 @@ class PlanPreview:
                 [
                     (*label.split(maxsplit=1), f"{bubble:.1%}", str(peak))
                     for label, bubble, peak in zip(
-                        worker_labels(self.stages), simulation.bubbles, simulation.peaks_in_flight, strict=True
+                        worker_labels(self.plan.workers), simulation.bubbles, simulation.peaks_in_flight, strict=True
                     )
                 ],
             ),
@@ -258,32 +177,21 @@ def preview(
     plan = make_plan(spec, nodes, links=links)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
-    slots = [DeviceSlot.of(node, position) for node in nodes for position in range(len(node.devices))]
-    known = Profiles()
-    relayed = RelayedWays.of(nodes, nodes)
-    costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known, relayed=relayed))
     run = forecast(spec, plan.workers, nodes, links=links) if is_simulated else None
-    explanation = plan.explanation()
+    distance = plan.distance
     found = PlanPreview(
         job=spec.job.name,
-        stages=plan.workers,
-        predicted_batch_seconds=plan.predicted_batch_seconds,
+        plan=plan,
         tokens_per_second=spec.train.tokens_per_batch / plan.predicted_batch_seconds,
-        bottleneck=explanation[0],
-        workers=_workers(plan, slots, costs),
-        links=_links(plan),
-        spares=plan.spares,
-        spare_devices=_spare_devices(plan, slots),
+        explanation=plan.explanation(),
+        least_microbatches=distance.least_microbatches,
+        hides_links=distance.is_hidden or not distance.is_far,
+        spare_devices=_spare_devices(plan, nodes),
         filled_in=what_was_filled_in(given, spec),
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
         may_stop_early=spec.train.stops_early,
         data=shares_text(spec.data),
-        exact=plan.is_exact,
-        exact_reason=plan.exact_reason,
-        explanation=explanation,
-        distance=_distance(plan),
-        about_distance=plan.about_distance,
         link_kinds=planned_links(
             spec,
             PlanRecord(generation=0, timeline=0, workers=plan.workers, codecs=plan.codecs),
@@ -296,11 +204,9 @@ def preview(
 
 def worker_labels(stages: Sequence[WorkerPart]) -> tuple[str, ...]:
     """Return each worker's stage and place: `0 berlin-1`, `1 paris:0`."""
-    name = _names(stages)
+    names = place_names([(worker.node, worker.device_index) for worker in stages])
     return tuple(
-        f"{index} {name(stages[position])}"
-        for index, positions in enumerate(replicas_of(stages))
-        for position in positions
+        f"{index} {names[position]}" for index, positions in enumerate(replicas_of(stages)) for position in positions
     )
 
 
@@ -309,16 +215,18 @@ _WORKER_TITLES = (
     *("s/batch", "device memory", "host memory"),
 )
 _LINK_TITLES = ("link", "a microbatch, each way", "microbatches", "s/batch", "round trip")
+_SECONDS_TITLES = ("TFLOP a microbatch", "TFLOP/s", "s/microbatch", "microbatches", "s/update", "s/batch")
 
 
-def _worker_row(worker: WorkerPreview) -> Row:
+def _worker_row(worker: StageEstimate) -> Row:
+    groups = worker.stage.groups
     return (
-        str(worker.stage),
-        worker.node,
+        str(worker.stage_index),
+        worker.stage.node,
         worker.device,
-        worker.layers,
-        f"{worker.share:.0%}, {group_names(worker.groups)}" if worker.groups else "all",
-        str(worker.depth),
+        layer_range(worker.stage.layers),
+        f"{worker.share:.0%}, {group_names(groups)}" if groups else "all",
+        str(worker.stage.depth),
         worker.recompute,
         f"{worker.batch_seconds:.3g}",
         _of(worker.device_bytes, worker.device_limit_bytes)
@@ -327,13 +235,40 @@ def _worker_row(worker: WorkerPreview) -> Row:
     )
 
 
-def _link_row(link: LinkPreview) -> Row:
+def _link_row(link: ConnectionEstimate) -> Row:
     return (
         f"{link.upper} → {link.lower}",
         size(link.bytes_per_microbatch) + (f" ({link.codec})" if link.codec != "none" else ""),
-        str(link.microbatches),
+        str(link.num_microbatches),
         f"{link.batch_seconds:.3g}",
         f"{link.round_trip_s * 1e3:.3g} ms" + (f" + {link.lateness_s * 1e3:.3g} ms" if link.lateness_s else ""),
+    )
+
+
+def _memory_titles(parts: Sequence[str]) -> Row:
+    return ("parameters", *parts, "sum", "of usable", "reserve")
+
+
+def _memory_row(worker: StageEstimate, parts: Sequence[str]) -> Row:
+    return (
+        f"{worker.num_parameters / GIGA:.3f} B",
+        *(_gib(getattr(worker.memory, part)) for part in parts),
+        _gib(sum(astuple(worker.memory))),
+        _gib(worker.device_limit_bytes) if worker.device_limit_bytes else "enough",
+        _gib(worker.device_reserve_bytes),
+    )
+
+
+def _seconds_row(worker: StageEstimate) -> Row:
+    """Return operations over rate, which is a microbatch; with the update it is a batch."""
+    seconds = worker.seconds
+    return (
+        f"{seconds.flops / TERA:.4g}",
+        f"{seconds.flops_per_s / TERA:.4g}",
+        f"{seconds.microbatch_s:.4g}",
+        str(seconds.num_microbatches),
+        f"{seconds.update_s:.3g}",
+        f"{seconds.batch_s:.3g}",
     )
 
 
@@ -341,93 +276,35 @@ def _of(num_bytes: int, limit: int) -> str:
     return f"{size(num_bytes)} of {size(limit)}" if limit else size(num_bytes)
 
 
-def _workers(plan: ClusterPlan, slots: Iterable[DeviceSlot], costs: StageCosts) -> tuple[WorkerPreview, ...]:
-    slot_of = {(slot.node, slot.device.index): slot for slot in slots}
-    num_replicas = Counter(estimate.stage_index for estimate in plan.estimates)
-
-    def worker(estimate: StageEstimate) -> WorkerPreview:
-        stage = estimate.stage
-        slot = slot_of[stage.node, stage.device_index]
-        device = slot.device
-        return WorkerPreview(
-            stage=estimate.stage_index,
-            node=stage.node,
-            device=f"{device.kind}:{device.index}",
-            layers=layer_range(stage.layers),
-            groups=stage.groups,
-            share=estimate.share,
-            depth=stage.depth,
-            recompute=stage.recompute or costs.spec.train.recompute,
-            batch_seconds=estimate.batch_seconds,
-            device_bytes=estimate.device_bytes,
-            device_limit_bytes=estimate.device_limit_bytes,
-            device_reserve_bytes=device.reserve_bytes,
-            host_bytes=estimate.host_bytes,
-            host_limit_bytes=estimate.host_limit_bytes,
-            arithmetic=stage_arithmetic(costs, estimate, slot, num_replicas[estimate.stage_index]),
-        )
-
-    return tuple(map(worker, plan.estimates))
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f}"
 
 
-def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
-    """Return the plan's links in its own order, with the devices' numbers if a node has several workers."""
-    name = _names(plan.workers)
-    pairs = [
-        (plan.workers[upper], plan.workers[lower])
-        for above, below in pairwise(replicas_of(plan.workers))
-        for upper in above
-        for lower in below
-        if _share_microbatches(plan.workers[upper], plan.workers[lower])
-    ]
-    return tuple(
-        LinkPreview(
-            upper=name(upper),
-            lower=name(lower),
-            bytes_per_microbatch=connection.bytes_per_microbatch,
-            microbatches=connection.num_microbatches,
-            batch_seconds=connection.batch_seconds,
-            round_trip_s=connection.round_trip_s,
-            lateness_s=connection.lateness_s,
-            codec=connection.codec,
-        )
-        for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
-    )
-
-
-def _spare_devices(plan: ClusterPlan, slots: Iterable[DeviceSlot]) -> tuple[str, ...]:
-    used = {(stage.node, stage.device_index) for stage in plan.workers}
-    nodes = {node for node, _ in used}
-    places = [(slot.node, slot.device.index) for slot in slots if slot.node in nodes]
+def _spare_devices(plan: ClusterPlan, nodes: Sequence[NodeRecord]) -> tuple[str, ...]:
+    used = {(worker.node, worker.device_index) for worker in plan.workers}
+    used_nodes = {node for node, _ in used}
+    places = [(node.name, device.index) for node in nodes if node.name in used_nodes for device in node.devices]
     return tuple(f"{node}:{index}" for node, index in places if (node, index) not in used)
-
-
-def _distance(plan: ClusterPlan) -> DistancePreview | None:
-    found = plan.distance
-    if found is None:
-        return None
-    return DistancePreview(
-        microbatches=found.num_microbatches,
-        least_microbatches=found.least_microbatches,
-        on_links_s=found.on_links_s,
-        lateness_s=found.lateness_s,
-        on_links_microbatches=found.on_links,
-        hidden=found.is_hidden or not found.is_far,
-        hidden_batch_seconds=found.hidden_batch_s,
-    )
-
-
-def _names(stages: Sequence[WorkerPart]) -> Callable[[WorkerPart], str]:
-    """Return each worker's node, with the device if the node has several workers."""
-    number = Counter(stage.node for stage in stages)
-    return lambda stage: stage.node if number[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
-
-
-def _share_microbatches(one: WorkerPart, other: WorkerPart) -> bool:
-    return not one.groups or not other.groups or bool(set(one.groups) & set(other.groups))
 
 
 def _simulation(run: Forecast) -> SimulationPreview:
     return SimulationPreview(
         batches=run.num_batches, batch_seconds=run.step_seconds, bubbles=run.bubbles, peaks_in_flight=run.peaks
     )
+
+
+_PARTS: Final = {
+    "weights": "fp32 masters",
+    "versions": "two versions of the weights in the job's dtype",
+    "frozen": "weights beside adapters, in one version",
+    "optimizer": "momentum, second moments, and Error Feedback's last update",
+    "gradients": "fp32: sums of the reduction groups, a set that waits, buffers of replicas and ties; of a backward "
+    "what its activations have not made room for",
+    "activations": "what layers keep for the backward, times the depth",
+    "loss": "fp32: the log-softmax, times the depth, and the gradients of a microbatch's logits, or of a chunk's",
+    "recomputed": "the graph of one block while its backward runs",
+    "update": "what an update takes for a moment, above the most that a backward takes",
+    "shares": "results of Newton-Schulz that replicas send each other",
+    "feedback": "remainders that the next frame of a coded link carries",
+    "beyond": "the excess of measured peaks over these parts",
+}

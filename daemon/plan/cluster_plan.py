@@ -7,6 +7,8 @@ from typing import Final
 from headway.daemon.cluster.records import DeviceKey, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.plan.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
 from headway.daemon.plan.predicted_time import Distance
+from headway.daemon.plan.stage_costs import SecondsParts
+from headway.daemon.plan.stage_memory import MemoryParts
 
 _COMPUTED_AGAIN: Final = {
     "attention": ", attention computed again",
@@ -19,19 +21,30 @@ class StageEstimate:
     """The expected work of one worker of a plan."""
 
     stage: WorkerPart
+    stage_index: int
+    device: str
+    """`cuda:0`"""
+    recompute: str
+    """What the backward computes again: none, attention, block."""
+    share: float
+    """Share of the batch's microbatches."""
     batch_seconds: float
     """Forward, backward and update of one batch; a replica counts only its share of the batch."""
     device_bytes: int
     device_limit_bytes: int
     """Memory limit of the device; 0: not known, not limited."""
+    device_reserve_bytes: int
+    """Memory of the device that no plan fills, beyond the limit."""
     host_bytes: int
-    host_limit_bytes: int = 0
+    host_limit_bytes: int
     """Memory limit of the host; 0: not known, not limited."""
-    stage_index: int = 0
-    share: float = 1.0
-    """Share of the batch's microbatches."""
-    demand: float = 1.0
+    demand: float
     """Factor in `device_bytes` by which the job's measured peaks exceed the estimate."""
+    num_parameters: int
+    memory: MemoryParts
+    """What `device_bytes` consists of."""
+    seconds: SecondsParts
+    """What `batch_seconds` consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +57,9 @@ class ClusterPlan:
     estimates: tuple[StageEstimate, ...]
     """Estimates, one for each worker."""
     connections: tuple[ConnectionEstimate, ...]
+    distance: Distance
+    """Estimate of whether the microbatches in flight hide the links."""
+    schedule: str
     is_exact: bool
     exact_reason: str
     arithmetic_classes: tuple[str, ...]
@@ -58,9 +74,6 @@ class ClusterPlan:
     """The exchange between the ends of a tied embedding."""
     spares: tuple[str, ...] = ()
     """Nodes that could work but do not, because the plan would not be faster with them."""
-    distance: Distance | None = None
-    """Estimate of whether the microbatches in flight hide the links."""
-    schedule: str = ""
 
     @property
     def bottleneck(self) -> int:
@@ -83,7 +96,7 @@ class ClusterPlan:
     @property
     def about_distance(self) -> tuple[str, ...]:
         """Return the sentence on m and the links, if links are long."""
-        return self.distance.sentences(self.schedule) if self.distance is not None else ()
+        return self.distance.sentences(self.schedule)
 
     def _what_sets_the_pace(self) -> str:
         slowest = self.estimates[self.bottleneck].batch_seconds

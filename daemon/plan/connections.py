@@ -261,6 +261,7 @@ class ConnectionEstimate:
     """The link from a worker of one stage to a worker of the next that shares microbatches with it."""
 
     upper: str
+    """Node of the earlier worker; `node:device` if the plan has several of its devices."""
     lower: str
     num_microbatches: int
     """Microbatches of a batch in the groups that both workers hold."""

@@ -9,7 +9,8 @@ gets less than was planned there, because other processes or fragments may have 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -147,6 +148,12 @@ def cuda_reserve(memory_bytes: int, reserve_gib: float | None = None) -> int:
 def natural(name: str) -> tuple[str | int, ...]:
     """Sort key that puts node-10 after node-2."""
     return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name)))
+
+
+def place_names(places: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the names of workers by (node, device): the node's, as `node:device` if it has several of them."""
+    number = Counter(node for node, _ in places)
+    return [node if number[node] == 1 else f"{node}:{device}" for node, device in places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ A collective link (NCCL between CUDA devices, a plain TCP connection between CPU
 copies what CUDA devices exchange through both hosts.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -12,6 +11,7 @@ from typing import Final, Literal
 
 from headway.daemon.cluster.records import NodeRecord, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.devices import place_names
 from headway.daemon.plan.layer_costs import element_bytes, layer_costs, num_hidden, tied_bytes
 from headway.daemon.plan.paths import Pair, RelayedWays, pair_of
 from headway.stages.links.codec import coded_bytes
@@ -148,8 +148,7 @@ class PlannedLink:
 
 def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
     """Return every link of a plan, with its kind and reason, except links of absent nodes."""
-    number = Counter(worker.node for worker in plan.workers)
-    names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.workers]
+    names = place_names([(worker.node, worker.device_index) for worker in plan.workers])
     ends = [
         LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.workers
     ]

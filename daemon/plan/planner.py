@@ -6,7 +6,7 @@ wins, then the plan that leaves most layers in place, then the one whose nodes h
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
@@ -342,28 +342,39 @@ def _estimate(
     position: int,
 ) -> StageEstimate:
     stage, worker = placed[index], placed[index].workers[position]
+    slot, number, num_replicas = worker.slot, costs.slices.slice_number(stage.span, stage.recompute), len(stage.workers)
     device_bytes = device_bytes_of(costs, stage, worker, depths[index])
-    is_alone = len(stage.workers) == 1
+    depth = costs.memory.depth_of(depths[index], costs.memory.num_held(worker.groups))
+    num_microbatches = times.num_microbatches(worker.groups)
+    is_shared = stage.shares_update
+    parts = costs.memory.parts(number, depth, worker.groups, num_replicas, is_shared=is_shared)
+    needed_bytes = round(device_bytes * slot.demand)
     return StageEstimate(
         stage=WorkerPart(
-            node=worker.slot.node,
-            node_incarnation=worker.slot.incarnation,
-            device_index=worker.slot.device.index,
+            node=slot.node,
+            node_incarnation=slot.incarnation,
+            device_index=slot.device.index,
             layers=costs.slices.names[stage.span[0] : stage.span[1]],
-            depth=costs.memory.depth_of(depths[index], costs.memory.num_held(worker.groups)),
-            groups=() if is_alone else worker.groups,
+            depth=depth,
+            groups=() if num_replicas == 1 else worker.groups,
             device_bytes=device_bytes,
             recompute=stage.recompute if costs.spec.train.recompute == "auto" else "",
-            shares_update=stage.shares_update,
+            shares_update=is_shared,
         ),
-        batch_seconds=times.worker_seconds[index][position],
-        device_bytes=round(device_bytes * worker.slot.demand),
-        device_limit_bytes=worker.slot.limit_bytes,
-        demand=worker.slot.demand,
-        host_bytes=int(costs.memory.host_bytes(worker.slot)[costs.slices.slice_of[stage.span]]),
-        host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,
-        share=times.num_microbatches(worker.groups) / costs.num_microbatches,
+        device=f"{slot.device.kind}:{slot.device.index}",
+        recompute=stage.recompute or costs.spec.train.recompute,
+        share=num_microbatches / costs.num_microbatches,
+        batch_seconds=times.worker_seconds[index][position],
+        device_bytes=needed_bytes,
+        device_limit_bytes=slot.limit_bytes,
+        device_reserve_bytes=slot.device.reserve_bytes,
+        host_bytes=int(costs.memory.host_bytes(slot)[costs.slices.slice_of[stage.span]]),
+        host_limit_bytes=slot.host_memory_bytes,
+        demand=slot.demand,
+        num_parameters=sum(count * cost.num_parameters for count, cost in costs.slices.in_slice(number)),
+        memory=replace(parts, beyond=needed_bytes - sum(astuple(parts))),
+        seconds=costs.seconds_parts(slot, number, num_microbatches, num_replicas, is_shared=is_shared),
     )
 
 

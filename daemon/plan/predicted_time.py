@@ -34,7 +34,7 @@ from headway.daemon.plan.connections import (
     ReductionEstimate,
     TieEstimate,
 )
-from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.devices import DeviceSlot, place_names
 from headway.daemon.plan.paths import RelayedWays
 from headway.daemon.plan.profiles import Profiles
 from headway.daemon.plan.replica_shares import interleaved
@@ -327,10 +327,12 @@ class PredictedTime:
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Return each link between workers that share microbatches."""
         costs, links = self._costs, self._costs.links
+        places = [(slot.node, slot.device.index) for stage in self._stages for slot in stage.slots]
+        name = dict(zip(places, place_names(places), strict=True))
         return tuple(
             ConnectionEstimate(
-                upper=upper.slot.node,
-                lower=lower.slot.node,
+                upper=name[upper.slot.node, upper.slot.device.index],
+                lower=name[lower.slot.node, lower.slot.device.index],
                 num_microbatches=number,
                 bytes_per_microbatch=costs.cuts.carried_bytes(above.slots, below.slots),
                 batch_seconds=number

@@ -34,6 +34,24 @@ class StageChoice:
     shares_update: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondsParts:
+    """The parts of a worker's seconds of a batch."""
+
+    flops: float
+    """Operations of a microbatch, forward and backward."""
+    flops_per_s: float
+    """The device's rate for them, as planned: its speed, or the measured times."""
+    microbatch_s: float
+    num_microbatches: int
+    update_s: float
+
+    @property
+    def batch_s(self) -> float:
+        """Return forward, backward and update of one batch."""
+        return self.num_microbatches * self.microbatch_s + self.update_s
+
+
 class StageCosts:
     """The costs of a job on a set of seats. Tables are [num slices], as in LayerSlices."""
 
@@ -92,6 +110,20 @@ class StageCosts:
         """Return the seconds of an update on a device that does its share of Newton–Schulz. [num slices]"""
         _, update, shareable = self._timed(slot)
         return update - shareable * (1.0 - largest_share(self.largest_part, num_replicas))
+
+    def seconds_parts(
+        self, slot: DeviceSlot, index: int, num_microbatches: int, num_replicas: int, *, is_shared: bool
+    ) -> SecondsParts:
+        """Return what a worker's seconds of a batch consist of. num_replicas: workers of its stage."""
+        microbatch_s = float(self.seconds(slot)[0][index])
+        flops = sum(number * (cost.forward_flops + cost.backward_flops) for number, cost in self.slices.in_slice(index))
+        return SecondsParts(
+            flops=flops,
+            flops_per_s=flops / microbatch_s,
+            microbatch_s=microbatch_s,
+            num_microbatches=num_microbatches,
+            update_s=float(self._update_seconds(slot, num_replicas, is_shared=is_shared)[index]),
+        )
 
     def _timed(self, slot: DeviceSlot) -> tuple[Floats, Floats, Floats]:
         pace = self.pace_of(slot)

@@ -4,7 +4,8 @@ Layers of one kind cost the same, so a slice is known by its number of layers of
 slices serves every place in the pipeline.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -34,13 +35,13 @@ class LayerSlices:
     def __init__(self, spec: JobSpec) -> None:
         self.recomputes = spec.train.recomputes
         """What a stage may compute again, the fastest first."""
-        self._layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
-        self.layers = self._layers_by_choice[0]
+        layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
+        self.layers = layers_by_choice[0]
         self.names = tuple(cost.name for cost in self.layers)
         self.num_layers = len(self.layers)
         self.by_kind = {
             timed_kind(spec.model.kind_of(cost.name), recompute): cost
-            for recompute, layers in zip(self.recomputes, self._layers_by_choice, strict=True)
+            for recompute, layers in zip(self.recomputes, layers_by_choice, strict=True)
             for cost in layers
         }
         """Costs of a layer of each kind, as in `timed_kind`."""
@@ -81,12 +82,43 @@ class LayerSlices:
         """Return the slice of (first layer, end) under a choice of recomputation."""
         return self._choice(recompute) * self.num_slices + int(self.slice_of[span])
 
-    def layers_of(self, layers: Collection[str], recompute: str) -> tuple[LayerCost, ...]:
-        """Return the costs of some layers under a choice of recomputation."""
-        return tuple(cost for cost in self._layers_by_choice[self._choice(recompute)] if cost.name in layers)
+    def in_slice(self, index: int) -> list[tuple[int, LayerCost]]:
+        """Return how many layers of each kind a slice has, and the cost of one."""
+        costs = self.by_kind.values()
+        return [(round(number), cost) for number, cost in zip(self.counts[index], costs, strict=True) if number]
 
     def _choice(self, recompute: str) -> int:
         return self.recomputes.index(recompute) if recompute in self.recomputes else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """The parts of a worker's memory on its device, in bytes. Their sum is what the plan counts."""
+
+    weights: int
+    """fp32 masters; 0: the versions are fp32 themselves."""
+    versions: int
+    """The weights as the forward sees them, in two versions."""
+    frozen: int
+    """The weights beside adapters, in one version."""
+    optimizer: int
+    """Momentum, second moments, Error Feedback."""
+    gradients: int
+    """Sums of each reduction group, sets that wait for their update, and buffers to reduce them with others."""
+    activations: int
+    """What layers keep of the microbatches in flight, except for the loss."""
+    loss: int
+    """What the loss keeps of them, and what its backward has for a moment."""
+    recomputed: int
+    """One block's graph, when it is computed again."""
+    update: int
+    """What the update of one matrix, or of one layer's other parameters, takes above the most of a backward."""
+    shares: int
+    """Results of Newton–Schulz that replicas have sent each other; 0: each does its whole update."""
+    feedback: int
+    """Remainders of coded links, which the next frame carries."""
+    beyond: int = 0
+    """What the plan counts above these parts, because peaks were measured above them."""
 
 
 HOST_STATES: Final = 2
@@ -183,6 +215,34 @@ class StageMemory:
         held = self.depth_of(depth, self.num_held(groups))
         found = self._device_bytes(len(groups), num_replicas, held, is_shared=is_shared)[index]
         return int(found) + self.feedback_bytes * len(groups)
+
+    def parts(self, index: int, held: int, groups: Sequence[int], num_replicas: int, *, is_shared: bool) -> MemoryParts:
+        """Return what `device_bytes` consists of. held: the microbatches that the worker itself has in flight."""
+        layers, number = self._slices.in_slice(index), len(groups)
+
+        def total(of_layer: Callable[[LayerCost], int]) -> int:
+            return sum(number * of_layer(cost) for number, cost in layers)
+
+        passing = max((cost for _, cost in layers), key=lambda cost: cost.passing_bytes)
+        is_loss = kind_of_layer(passing.name) == "head"
+        loss_bytes = total(lambda cost: cost.loss_bytes)
+        gradients = total(lambda cost: cost.gradient_bytes) - self.relief_bytes[index]
+        gradients += float(self.gradient_sets(number, num_replicas)) * self._group_bytes[index]
+        gradients += self.tie_bytes(number, num_replicas)[index]
+        gradients += self.reduction_excess(number, num_replicas, held)[index]
+        return MemoryParts(
+            weights=total(lambda cost: cost.master_bytes),
+            versions=total(lambda cost: cost.version_bytes),
+            frozen=total(lambda cost: cost.frozen_bytes),
+            optimizer=total(lambda cost: cost.optimizer_bytes),
+            gradients=int(gradients),
+            activations=held * (int(self._activation_bytes[index]) - loss_bytes),
+            loss=held * loss_bytes + is_loss * passing.passing_bytes,
+            recomputed=0 if is_loss else passing.passing_bytes,
+            update=int(self.update_bytes[index]),
+            shares=is_shared * int(self.shared_bytes[index]),
+            feedback=self.feedback_bytes * number,
+        )
 
     def host_bytes(self, slot: DeviceSlot) -> Floats:
         """Return the bytes that a slice takes on the host: boundary states and, beside a card, the pinned copy from

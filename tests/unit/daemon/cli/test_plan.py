@@ -54,16 +54,16 @@ def test_a_plan_as_json_has_every_figure(headway: Headway) -> None:
     assert code == 0
     told = json.loads(out)
     shares: dict[str, float] = {}
-    for stage, worker in zip(told["stages"], told["workers"], strict=True):
+    for worker in told["plan"]["estimates"]:
         assert worker["device_bytes"] <= worker["device_limit_bytes"]
-        for layer in stage["layers"]:
+        for layer in worker["stage"]["layers"]:
             shares[layer] = shares.get(layer, 0.0) + worker["share"]
     assert list(shares) == ["embed", *(f"block.{k}" for k in range(24)), "head"]
     assert all(share == pytest.approx(1.0) for share in shares.values())
-    assert told["links"][0]["bytes_per_microbatch"] == 4 * 2048 * 2048 * 2
-    assert told["exact"] is False
-    assert told["simulation"]["batch_seconds"] >= 0.99 * told["predicted_batch_seconds"]
-    assert len(told["simulation"]["bubbles"]) == len(told["workers"])
+    assert told["plan"]["connections"][0]["bytes_per_microbatch"] == 4 * 2048 * 2048 * 2
+    assert told["plan"]["is_exact"] is False
+    assert told["simulation"]["batch_seconds"] >= 0.99 * told["plan"]["predicted_batch_seconds"]
+    assert len(told["simulation"]["bubbles"]) == len(told["plan"]["workers"])
 
 
 def test_a_simulation_leaves_a_picture_and_a_trace(headway: Headway, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_rates_count_in_the_dtype_that_the_job_gets(headway: Headway, tmp_path: 
         nodes.write_text(f'[[nodes]]\nname = "a"\n[[nodes.devices]]\nkind = "cuda"\n{rate} = 100.0\n')
         code, out, err = headway("plan", str(job), "--nodes-file", str(nodes), "--json")
         assert (code, err) == (0, "")
-        seconds.append(json.loads(out)["predicted_batch_seconds"])
+        seconds.append(json.loads(out)["plan"]["predicted_batch_seconds"])
     assert seconds[0] == seconds[1]
 
 
@@ -124,13 +124,12 @@ def test_the_dry_run_has_the_advice_as_numbers(headway: Headway, tmp_path: Path)
     code, out, err = headway("plan", str(demo), "--nodes-file", str(cluster), "--json")
     assert (code, err) == (0, "")
     told = json.loads(out)
-    distance = told["distance"]
-    assert distance["microbatches"] == 8
-    assert distance["least_microbatches"] > 8
-    assert distance["hidden"] is False
-    assert distance["hidden_batch_seconds"] < told["predicted_batch_seconds"]
+    assert told["plan"]["distance"]["num_microbatches"] == 8
+    assert told["least_microbatches"] > 8
+    assert told["hides_links"] is False
+    assert told["plan"]["distance"]["hidden_batch_s"] < told["plan"]["predicted_batch_seconds"]
     _, out, _ = headway("plan", str(demo), "--nodes-file", str(cluster))
-    assert f"m ≥ {distance['least_microbatches']} would" in out
+    assert f"m ≥ {told['least_microbatches']} would" in out
 
 
 @pytest.mark.parametrize(

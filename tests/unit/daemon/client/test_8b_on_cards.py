@@ -68,9 +68,9 @@ def test_it_fits_on_cards_of_80_gb_with_reserve(nodes: str, length: int) -> None
     """225 GB of weights and optimizers on eight cards; each keeps 1 GiB and 4 %."""
     spec = example(length)
     plan = planned(spec, nodes)
-    assert sum(len(stage.layers) for stage in plan.stages) == len(layer_names(spec.model))
-    assert sum(worker.device_bytes for worker in plan.workers) > 26 * 32 * BLOCK
-    for worker in plan.workers:
+    assert sum(len(stage.layers) for stage in plan.plan.workers) == len(layer_names(spec.model))
+    assert sum(worker.device_bytes for worker in plan.plan.estimates) > 26 * 32 * BLOCK
+    for worker in plan.plan.estimates:
         assert worker.device_reserve_bytes == (1 << 30) + 80 * GB * 4 // 100
         assert worker.device_bytes + worker.device_reserve_bytes <= 80 * GB
         assert worker.device_limit_bytes + worker.device_reserve_bytes == 80 * GB
@@ -83,8 +83,8 @@ def test_it_fits_on_unlike_cards_with_reserve(length: int, schedule: Literal["2b
     spec = example(length)
     plan = planned(replace(spec, train=replace(spec.train, schedule=schedule)), MIXED)
     sizes = {"big": 80, "four": 24, "two": 48}
-    for worker in plan.workers:
-        assert worker.device_bytes + (1 << 30) + sizes[worker.node] * GB // 25 <= sizes[worker.node] * GB
+    for worker in plan.plan.estimates:
+        assert worker.device_bytes + (1 << 30) + sizes[worker.stage.node] * GB // 25 <= sizes[worker.stage.node] * GB
 
 
 def test_the_scores_of_math_do_not_fit() -> None:
@@ -98,7 +98,7 @@ def test_the_scores_of_math_do_not_fit() -> None:
 def test_a_card_without_a_stage_is_a_spare() -> None:
     """Eight cards, seven stages: the eighth has a name."""
     plan = planned(example(8192), EIGHT)
-    used = {worker.device.removeprefix("cuda:") for worker in plan.workers}
+    used = {worker.device.removeprefix("cuda:") for worker in plan.plan.estimates}
     assert plan.spare_devices == tuple(f"one:{index}" for index in range(8) if str(index) not in used)
     assert [line for line in plan.lines if line.startswith("Spare")] == ["Spare: one:7."]
 

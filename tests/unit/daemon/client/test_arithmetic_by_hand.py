@@ -4,15 +4,15 @@ Nothing here comes from the product's cost model: shapes are the model's, bytes 
 docs/numerics.md computes. A bfloat16 job under 2bw with Muon for matrices, AdamW for the rest, and Error Feedback.
 """
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.client.nodes_file import parse_nodes
-from headway.daemon.client.preview import PlanPreview, WorkerPreview, preview
+from headway.daemon.client.preview import PlanPreview, preview
 from headway.daemon.jobs.job_file import read_job_file
+from headway.daemon.plan.cluster_plan import ClusterPlan, StageEstimate
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
 HIDDEN, WIDE, VOCAB, HEADS, KV = 4096, 14336, 128_256, 32, 1024
@@ -29,7 +29,11 @@ CARDS = {  # memory, bfloat16 operations a second
 CASES = [(job, nodes) for job in ("8b-2k", "8b-8k") for nodes in ("8xh100", "mixed-cards")]
 
 
-def planned(job: str, nodes: str) -> PlanPreview:
+def planned(job: str, nodes: str) -> ClusterPlan:
+    return previewed(job, nodes).plan
+
+
+def previewed(job: str, nodes: str) -> PlanPreview:
     """Where every block is computed again, so that a hand has less to count."""
     spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     spec = replace(spec, train=replace(spec.train, recompute="block"))
@@ -37,13 +41,9 @@ def planned(job: str, nodes: str) -> PlanPreview:
     return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
 
 
-def layers_of(plan: PlanPreview, worker: WorkerPreview) -> tuple[bool, int, bool]:
+def layers_of(worker: StageEstimate) -> tuple[bool, int, bool]:
     """(has the embedding, number of blocks, has the head)"""
-    (names,) = [
-        stage.layers
-        for stage in plan.stages
-        if (stage.node, f"cuda:{stage.device_index}") == (worker.node, worker.device)
-    ]
+    names = worker.stage.layers
     return "embed" in names, sum(name.startswith("block.") for name in names), "head" in names
 
 
@@ -51,13 +51,13 @@ def layers_of(plan: PlanPreview, worker: WorkerPreview) -> tuple[bool, int, bool
 def test_memory_is_what_a_hand_counts(job: str, nodes: str) -> None:
     """Parameters × bytes, depth × what a block keeps, 12 bytes a logit; the sum and the reserve fit on each card."""
     plan = planned(job, nodes)
-    for worker in plan.workers:
-        has_embed, num_blocks, has_head = layers_of(plan, worker)
-        told, depth = worker.arithmetic.memory, worker.depth
+    for worker in plan.estimates:
+        has_embed, num_blocks, has_head = layers_of(worker)
+        told, depth = worker.memory, worker.stage.depth
         matrices = num_blocks * MATRICES
         rest = num_blocks * 2 * HIDDEN + has_embed * VOCAB * HIDDEN + has_head * (VOCAB * HIDDEN + HIDDEN)
         parameters = matrices + rest
-        assert told.num_parameters == parameters
+        assert worker.num_parameters == parameters
         assert told.weights == 4 * parameters  # fp32 masters
         assert told.versions == 2 * 2 * parameters  # two in bfloat16
         # Muon: one momentum. AdamW: two moments. Error Feedback keeps the last update of each. All fp32.
@@ -84,10 +84,10 @@ def test_memory_is_what_a_hand_counts(job: str, nodes: str) -> None:
         passing -= relief(has_embed, num_blocks, has_head)
         assert told.update == max(0, updating - 2 * parameters - passing)
         assert worker.device_bytes == total + told.recomputed + told.update
-        memory = CARDS[worker.node][0]
-        assert told.reserve == 2**30 + memory // 25
-        assert worker.device_bytes + told.reserve <= memory
-        assert told.usable == memory - told.reserve
+        memory = CARDS[worker.stage.node][0]
+        assert worker.device_reserve_bytes == 2**30 + memory // 25
+        assert worker.device_bytes + worker.device_reserve_bytes <= memory
+        assert worker.device_limit_bytes == memory - worker.device_reserve_bytes
 
 
 def relief(has_embed: bool, num_blocks: int, has_head: bool) -> int:
@@ -106,21 +106,21 @@ def relief(has_embed: bool, num_blocks: int, has_head: bool) -> int:
 def test_the_parts_of_replicas_and_groups_make_up_the_sum(nodes: str) -> None:
     """A job with four reduction groups, on stages of one worker and of two: nothing is left over or missing."""
     plan = planned("large", nodes)
-    for worker in plan.workers:
-        told = worker.arithmetic.memory
+    for worker in plan.estimates:
+        told = worker.memory
         parts = told.weights + told.versions + told.optimizer + told.gradients + told.activations + told.loss
         assert worker.device_bytes == parts + told.recomputed + told.update + told.shares + told.feedback
         assert told.beyond == 0
-        assert told.gradients > 3 * 4 * told.num_parameters
+        assert told.gradients > 3 * 4 * worker.num_parameters
 
 
 @pytest.mark.parametrize(("job", "nodes"), CASES)
 def test_every_parameter_has_one_worker(job: str, nodes: str) -> None:
     """8,030,261,248: the model card of Llama 3 8B, whose shapes these are."""
     plan = planned(job, nodes)
-    assert sum(worker.arithmetic.memory.num_parameters for worker in plan.workers) == 8_030_261_248
-    assert sum(layers_of(plan, worker)[1] for worker in plan.workers) == 32
-    assert sum(worker.arithmetic.memory.weights for worker in plan.workers) == 4 * 8_030_261_248
+    assert sum(worker.num_parameters for worker in plan.estimates) == 8_030_261_248
+    assert sum(layers_of(worker)[1] for worker in plan.estimates) == 32
+    assert sum(worker.memory.weights for worker in plan.estimates) == 4 * 8_030_261_248
 
 
 @pytest.mark.parametrize(("job", "nodes"), CASES)
@@ -128,15 +128,15 @@ def test_seconds_are_what_a_hand_counts(job: str, nodes: str) -> None:
     """Two operations a multiply-add, backward twice forward, and a block's forward once more as it is recomputed."""
     plan = planned(job, nodes)
     context = {"8b-2k": 2048, "8b-8k": 8192}[job]
-    for worker in plan.workers:
-        has_embed, num_blocks, has_head = layers_of(plan, worker)
-        told = worker.arithmetic.seconds
+    for worker in plan.estimates:
+        has_embed, num_blocks, has_head = layers_of(worker)
+        told = worker.seconds
         # q kᵀ and the mix: 2 · 2 · context · hidden for each token, without regard to the mask.
         block = 4 * TOKENS * (2 * MATRICES + 4 * context * HIDDEN)
         head = 3 * TOKENS * (2 * (VOCAB * HIDDEN) + 10 * VOCAB)
         flops = num_blocks * block + has_head * head + has_embed * 3 * TOKENS * 2 * HIDDEN
         assert told.flops == pytest.approx(flops, rel=1e-4)
-        rate = CARDS[worker.node][1]
+        rate = CARDS[worker.stage.node][1]
         assert told.flops_per_s == pytest.approx(rate)
         assert told.microbatch_s == pytest.approx(flops / rate, rel=1e-4)
         assert told.num_microbatches == MICROBATCHES
@@ -145,11 +145,10 @@ def test_seconds_are_what_a_hand_counts(job: str, nodes: str) -> None:
         products = sum(5 * (2 * 2 * short * short * long + 2 * short**3) for short, long in shapes)
         assert told.update_s >= num_blocks * products / rate
         assert worker.batch_seconds == pytest.approx(MICROBATCHES * told.microbatch_s + told.update_s)
-    assert plan.predicted_batch_seconds == pytest.approx(max(worker.batch_seconds for worker in plan.workers))
-    assert plan.tokens_per_second == pytest.approx(MICROBATCHES * TOKENS / plan.predicted_batch_seconds)
+    assert plan.predicted_batch_seconds == pytest.approx(max(worker.batch_seconds for worker in plan.estimates))
     # All cards together, at their rates, with no loss anywhere: no plan is faster, and none is twice as slow.
     rates = {"8xh100": 8 * 600e12, "mixed-cards": 2 * 600e12 + 4 * 150e12 + 2 * 220e12}[nodes]
-    whole = sum(worker.arithmetic.seconds.flops for worker in plan.workers)
+    whole = sum(worker.seconds.flops for worker in plan.estimates)
     assert 1.0 <= plan.predicted_batch_seconds / (MICROBATCHES * whole / rates) <= 2.0
 
 
@@ -163,18 +162,16 @@ def test_a_stage_keeps_as_many_microbatches_as_it_has_stages_behind(job: str, no
 
 
 def test_the_tables_say_what_was_counted() -> None:
-    """GiB of each part in one row for each worker, a legend, seconds in another table; JSON has the bytes."""
-    plan = planned("8b-8k", "8xh100")
-    lines = plan.arithmetic
-    first = plan.workers[0].arithmetic
+    """GiB of each part in one row for each worker, a legend, seconds in another table."""
+    told = previewed("8b-8k", "8xh100")
+    lines, first = told.arithmetic, told.plan.estimates[0]
     rows = [line.split() for line in lines if line.startswith("0  ")]
-    assert rows[0][3] == f"{first.memory.num_parameters / 1e9:.3f}"
+    assert rows[0][3] == f"{first.num_parameters / 1e9:.3f}"
     assert rows[0][5] == f"{first.memory.weights / 2**30:.2f}"
     assert rows[0][-3:] == [
-        f"{number / 2**30:.2f}" for number in (plan.workers[0].device_bytes, first.memory.usable, first.memory.reserve)
+        f"{number / 2**30:.2f}" for number in (first.device_bytes, first.device_limit_bytes, first.device_reserve_bytes)
     ]
     assert rows[1][3:6] == [f"{first.seconds.flops / 1e12:.4g}", "600", f"{first.seconds.microbatch_s:.4g}"]
     assert not any("feedback" in line for line in lines), "no link is coded"
     assert any(line.startswith("optimizer    momentum") for line in lines)
-    told = json.loads(json.dumps(asdict(plan.workers[0])))
-    assert told["arithmetic"]["memory"]["weights"] == first.memory.weights
+    assert told.tokens_per_second == pytest.approx(MICROBATCHES * TOKENS / told.plan.predicted_batch_seconds)

@@ -80,7 +80,6 @@ def test_slack_is_the_first_that_memory_cuts_and_hides_no_distance() -> None:
         small = tuple(node(each.name, site=each.site, memory_bytes=limit) for each in nodes)
         plan = planned(spec, small, links=links, profiles=measured(nodes))
         assert plan.workers[0].depth == depth
-        assert plan.distance is not None
         assert plan.distance.is_hidden == (depth >= 5)
         assert ("memory allows depth 4, and 5 would hide it" in plan.about_distance[0]) == (depth == 4)
 
@@ -101,7 +100,6 @@ def test_the_simulator_agrees_that_the_advised_m_hides_distance(
     assert told.is_hidden == (told.least_microbatches <= num_nodes)
     spec = spec_for(num_nodes, m=told.least_microbatches)
     plan = planned(spec, nodes, links=links, profiles=profiles)
-    assert plan.distance is not None
     assert plan.distance.is_hidden
     run = forecast(spec, plan.workers, nodes, links=links, profiles=profiles)
     ideal_s = pace_s * spec.train.microbatches

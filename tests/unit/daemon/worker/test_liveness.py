@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from headway.daemon.client.nodes_file import parse_nodes
-from headway.daemon.client.preview import WorkerPreview, preview
+from headway.daemon.client.preview import preview
 from headway.daemon.cluster.measurements import LayerTime
 from headway.daemon.cluster.records import PlanRecord, WorkerPart
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
+from headway.daemon.plan.cluster_plan import StageEstimate
 from headway.daemon.worker.goal import (
     LOADING_S,
     RELEASE_S,
@@ -161,7 +162,7 @@ def test_a_wait_for_all_that_was_launched_is_no_standstill(job: str, nodes: str,
     hangs is noticed all the same.
     """
     for worker, part in _predicted(job, nodes, newton_schulz_dtype):
-        seconds = worker.arithmetic.seconds
+        seconds = worker.seconds
         before_it_s = MOST_AHEAD * seconds.microbatch_s + seconds.update_s
         start = Start(plan=replace(PLAN, workers=(part,)), position=0)
         kinds = {timed_kind(layer, part.recompute) for layer in part.layers}
@@ -200,16 +201,14 @@ def test_a_worker_on_a_card_is_silent_while_its_allocator_waits(launched: float 
         assert "said nothing for" in liveness.complaint(RUNNING, expected_s)
 
 
-def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[WorkerPreview, WorkerPart]]:
+def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[StageEstimate, WorkerPart]]:
     """The workers of an example's plan, with their parts."""
     spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     matrices = replace(spec.optim.matrices, newton_schulz_dtype=newton_schulz_dtype)  # type: ignore[arg-type]
     spec = replace(spec, optim=replace(spec.optim, matrices=matrices))
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
     plan = preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
-    return [
-        (worker, replace(ALONE, layers=stage.layers)) for worker, stage in zip(plan.workers, plan.stages, strict=True)
-    ]
+    return [(worker, replace(ALONE, layers=worker.stage.layers)) for worker in plan.plan.estimates]
 
 
 def test_the_first_operation_of_a_slow_plan_has_longer() -> None:
