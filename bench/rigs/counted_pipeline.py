@@ -15,8 +15,8 @@ import torch
 
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.plan.cluster_plan import ClusterPlan
+from headway.daemon.worker.neighbours import update_shares
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice

@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -48,6 +47,11 @@ KEEP_UP_INTERVAL_S = 0.1
 
 class LocalCluster:
     """A local cluster: start it, add nodes, stop it. An async context manager for the main thread of a process."""
+
+    # All three are there from `start` on.
+    _run_dir: Path
+    _store_dir: Path
+    _authority: CertificateAuthority
 
     def __init__(
         self,
@@ -98,9 +102,6 @@ class LocalCluster:
         """True while the state folder, and the file in it, are this cluster's."""
         self._held = ExitStack()
         """What is let go after all processes, the state folder's lock last."""
-        self._run_dir: Path
-        self._store_dir: Path
-        self._authority: CertificateAuthority
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
         """Remark on the release of etcd, for people, once it has started; empty: none."""
@@ -238,19 +239,6 @@ class LocalCluster:
         assert self._etcd is not None, "the cluster has not started"
         await self._etcd.restart()
         self._is_etcd_wanted = True
-
-    async def backup_etcd(self, folder: Path) -> None:
-        """Copy etcd's data, while etcd is stopped for a moment."""
-        await self.stop_etcd()
-        await asyncio.to_thread(shutil.copytree, self.state_dir / "etcd", folder)
-        await self.start_etcd()
-
-    async def restore_etcd(self, folder: Path) -> None:
-        """Start etcd from an older copy of its data. Everything written since then is lost."""
-        await self.stop_etcd()
-        await asyncio.to_thread(shutil.rmtree, self.state_dir / "etcd")
-        await asyncio.to_thread(shutil.copytree, folder, self.state_dir / "etcd")
-        await self.start_etcd()
 
     def _node(self, name: str) -> NodeProcess:
         return next(node for node in self.nodes if node.name == name)

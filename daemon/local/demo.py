@@ -13,7 +13,7 @@ from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.run import RunFolder, run_job
+from headway.daemon.local.run import FAILURE_NAME, METRICS_NAME, MODEL_NAME, run_job
 from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.watch_view import draw_curve, open_display
@@ -76,7 +76,7 @@ class JoinHalfWay:
 
 async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, etcd_binary: Path | None = None) -> int:
     """Train, show, explain; return the exit code. Raises the errors of `run_job`."""
-    folder = RunFolder(out=out)
+    metrics, model = out / METRICS_NAME, out / MODEL_NAME
     if job_file is None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
             raise ConfigError(
                 f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
             ) from error
-    _clear(folder)
+    _clear(out)
     _say(f"starting etcd and {NUM_NODES} nodes; a fourth joins half way")
     if told := remark(await asyncio.to_thread(binary_release, find_etcd_binary(etcd_binary))):
         _say(told)
@@ -102,7 +102,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
         on_view=joining.on_view,
     )
     assert job.spec is not None
-    losses = check_metrics(folder.metrics, num_batches=job.spec.train.batches)
+    losses = check_metrics(metrics, num_batches=job.spec.train.batches)
     _say("")
     for line in draw_curve(losses, width=80, height=12):
         _say(line)
@@ -116,16 +116,16 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
         _say(f"  generation {generation}, from batch {plan.boundary}: {stages}")
     report = report_job(job, {})
     _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")
-    _say(f"No batch was lost: {folder.metrics} has each of the {len(losses)} batches once, in order.")
+    _say(f"No batch was lost: {metrics} has each of the {len(losses)} batches once, in order.")
     from headway.daemon.models.model_folder import sample
 
-    text = await asyncio.to_thread(sample, folder.model, PROMPT, num_tokens=SAMPLE_BYTES)
+    text = await asyncio.to_thread(sample, model, PROMPT, num_tokens=SAMPLE_BYTES)
     _say(f"\nThe model continues {PROMPT!r}:\n")
     _say("\n".join(f"  {line}" for line in (PROMPT + text).splitlines()))
     _say("")
     curve = draw_png(losses, out / CURVE_NAME)
-    _say(f"losses  {folder.metrics}")
-    _say(f"model   {folder.model}  (AutoModelForCausalLM opens it)")
+    _say(f"losses  {metrics}")
+    _say(f"model   {model}  (AutoModelForCausalLM opens it)")
     _say(f"curve   {curve}" if curve else "curve   not drawn: pip install 'headway[local]' brings matplotlib")
     _say(f"job     {job_file}  (change it, then: headway run {job_file} --nodes 2 --out DIR)")
     return 0
@@ -161,13 +161,13 @@ def draw_png(losses: list[tuple[int, float]], path: Path) -> Path | None:
     return path
 
 
-def _clear(folder: RunFolder) -> None:
+def _clear(out: Path) -> None:
     """Delete an earlier demo in this folder, because a demo starts from the beginning."""
-    for old in (folder.metrics, folder.failure, folder.out / CURVE_NAME):
-        old.unlink(missing_ok=True)
-    for old in (folder.model, folder.out / "state"):
-        if old.exists():
-            shutil.rmtree(old)
+    for old in (METRICS_NAME, FAILURE_NAME, CURVE_NAME):
+        (out / old).unlink(missing_ok=True)
+    for old in (MODEL_NAME, "state"):
+        if (out / old).exists():
+            shutil.rmtree(out / old)
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
@@ -33,28 +32,6 @@ DEATH_GRACE_S = 60.0
 OnView = Callable[[LocalCluster, ClusterView, JobView], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
-    """The files of a run."""
-
-    out: Path
-
-    @property
-    def metrics(self) -> Path:
-        """Return the file with one line per batch."""
-        return self.out / METRICS_NAME
-
-    @property
-    def model(self) -> Path:
-        """Return the folder of the trained model."""
-        return self.out / MODEL_NAME
-
-    @property
-    def failure(self) -> Path:
-        """Return the file of a failed worker's traceback and last output."""
-        return self.out / FAILURE_NAME
-
-
 async def run_job(
     job_file: Path,
     *,
@@ -78,8 +55,7 @@ async def run_job(
     state_dir = state_dir or out / "state"
     starting = LocalCluster(state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force)
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
-    folder = RunFolder(out=out)
-    make_out(out, folder.model)  # all of the user's mistakes are reported before a cluster starts
+    make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     spec = read_parts(spec)
     async with (
@@ -88,29 +64,29 @@ async def run_job(
     ):
         if cluster.card_sharing:
             sys.stderr.write(f"headway: {cluster.card_sharing}\n")
-        await _submit_or_continue(session, spec, folder)
-        job = await _guarded(cluster, _train(cluster, session, spec.job.name, folder, display, on_view))
+        await _submit_or_continue(session, spec, out)
+        job = await _guarded(cluster, _train(cluster, session, spec.job.name, out, display, on_view))
         if job.phase.phase is Phase.FAILED:
-            folder.failure.write_text(job.phase.error + "\n", encoding="utf-8")
-        check_finished(job, where=str(folder.failure))
+            (out / FAILURE_NAME).write_text(job.phase.error + "\n", encoding="utf-8")
+        check_finished(job, where=str(out / FAILURE_NAME))
         return job
 
 
-async def _submit_or_continue(session: ClusterSession, spec: JobSpec, folder: RunFolder) -> None:
+async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path) -> None:
     """Queue the job, or continue the one that an earlier run on this folder left. Raises ConfigError for
     another one.
     """
     found = (await session.view()).jobs.get(spec.job.name)
     if found is None or found.spec is None:
-        folder.metrics.unlink(missing_ok=True)
-        folder.failure.unlink(missing_ok=True)
+        (out / METRICS_NAME).unlink(missing_ok=True)
+        (out / FAILURE_NAME).unlink(missing_ok=True)
         await submit(session, spec)
     elif found.spec != spec:
-        raise ConfigError("holds another job of this name; name another folder with --out", str(folder.out))
+        raise ConfigError("holds another job of this name; name another folder with --out", str(out))
     elif found.phase.phase in TERMINAL_PHASES and found.phase.phase is not Phase.FINISHED:
         raise ConfigError(
             f"holds this job, which is {found.phase.phase}; delete the folder, or name another with --out",
-            str(folder.out),
+            str(out),
         )
 
 
@@ -118,13 +94,13 @@ async def _train(
     cluster: LocalCluster,
     session: ClusterSession,
     name: str,
-    folder: RunFolder,
+    out: Path,
     display: Display,
     on_view: OnView | None,
 ) -> JobView:
     from headway.daemon.client.export import export  # imports torch, which a refused job does not need
 
-    journal = JournalCopy(session, name, folder.metrics)
+    journal = JournalCopy(session, name, out / METRICS_NAME)
 
     async def on_change(view: ClusterView, job: JobView) -> None:
         await journal.on_view(view, job)
@@ -136,7 +112,7 @@ async def _train(
             job = await follow_job(session, name, display=display, on_view=on_change)
         if job.phase.phase is Phase.FINISHED:
             await journal.copy_whole(job.checkpoint.boundary if job.checkpoint is not None else 0)
-            await export(session, name, folder.model)
+            await export(session, name, out / MODEL_NAME)
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())

@@ -1,6 +1,6 @@
 """A worker among the others of its plan: the context of its stage, and its links for one generation."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
@@ -9,9 +9,10 @@ import torch
 
 from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.worker.goal import Goal, Neighbour, Start, loading_s
 from headway.daemon.worker.liveness import FIRST_OPERATION_BATCHES
+from headway.optim.routing import Group, route_layer
+from headway.optim.update_shares import matrix_owners
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -24,9 +25,11 @@ from headway.stages.links.nccl import NcclAttach
 from headway.stages.links.receive_buffers import bytes_for
 from headway.stages.links.stream_link import StreamLink
 from headway.stages.links.worker_link import WorkerLink
+from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import RECOMPUTES
 from headway.stages.stage.context import PATIENCE_S, StageContext, StageLinks
 from headway.stages.state.snapshot_writer import SnapshotEnded
+from headway.stages.update_shares import UpdateShares
 
 WorkerItem = Goal | Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException
 """An item from the daemon, the links, the device or the snapshot writer; an exception is another thread's failure."""
@@ -281,3 +284,29 @@ def name_of(plan: PlanRecord, position: int) -> str:
     """Return a readable name: the stage, and the position in the plan if the stage has several workers."""
     stage = f"stage {plan.stage_index(position)}"
     return f"{stage} worker {position}" if plan.workers[position].groups else stage
+
+
+def update_shares(spec: JobSpec, layers: Sequence[str], num_replicas: int) -> UpdateShares | None:
+    """Return the owners of a stage's matrices; None if there is nothing to share: one worker, or no matrix for Muon."""
+    shapes = orthogonalized_shapes(spec, layers)
+    if num_replicas < 2 or not shapes:
+        return None
+    owners = matrix_owners(shapes, num_replicas)
+    num_elements = [0] * num_replicas
+    for (rows, columns), owner in zip(shapes, owners, strict=True):
+        num_elements[owner] += rows * columns
+    return UpdateShares(owners, tuple(num_elements), getattr(torch, spec.optim.matrices.newton_schulz_dtype))
+
+
+def orthogonalized_shapes(spec: JobSpec, layers: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the shapes of the matrices that Muon steps, in the order of the stage's optimizers."""
+    if spec.optim.matrices.name != "muon":
+        return []
+    shapes: list[tuple[int, int]] = []
+    for layer in layers:
+        parameters = {
+            name: torch.empty(shape, device="meta") for name, shape in trained_shapes(layer, spec.model).items()
+        }
+        names = route_layer(layer, parameters).get(Group.MATRICES, ())
+        shapes += [(parameters[name].size(0), parameters[name].size(1)) for name in names]
+    return shapes

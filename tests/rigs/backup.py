@@ -1,9 +1,11 @@
 """Backups of an etcd, as its operator makes them and puts them back, with etcd's own tools."""
 
+import asyncio
 import shutil
 import subprocess
 from pathlib import Path
 
+from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.processes import MEMBER_NAME, EtcdServer
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
@@ -48,3 +50,18 @@ async def empty(server: EtcdServer) -> None:
     await server.kill()
     shutil.rmtree(server.config.data_dir)
     await server.restart()
+
+
+async def copy_data(cluster: LocalCluster, folder: Path) -> None:
+    """Copy the data of a cluster's etcd, which is stopped for a moment."""
+    await cluster.stop_etcd()
+    await asyncio.to_thread(shutil.copytree, cluster.state_dir / "etcd", folder)
+    await cluster.start_etcd()
+
+
+async def put_data_back(cluster: LocalCluster, folder: Path) -> None:
+    """Start etcd from an older copy of its data. Everything written since then is lost."""
+    await cluster.stop_etcd()
+    await asyncio.to_thread(shutil.rmtree, cluster.state_dir / "etcd")
+    await asyncio.to_thread(shutil.copytree, folder, cluster.state_dir / "etcd")
+    await cluster.start_etcd()

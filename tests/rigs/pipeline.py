@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.local.reference_loop import BatchResult, Weights, reference
+from headway.daemon.worker.neighbours import update_shares
 from headway.daemon.worker.stage_records import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec

@@ -13,6 +13,7 @@ from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.reports.node_list import vanished_jobs
 from tests.integration.exactness.training import Oracle
 from tests.machines import page
+from tests.rigs.backup import copy_data, put_data_back
 from tests.rigs.fault_harness import (
     LEASE_TTL_S,
     ROW_S,
@@ -90,7 +91,7 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
 
         async def restore() -> None:
             await harness.until_batch("restored", 5)
-            await harness.cluster.backup_etcd(tmp_path / "backup")
+            await copy_data(harness.cluster, tmp_path / "backup")
             job = await harness.until_batch("restored", 10)
             assert job.plan is not None
             generation = job.plan.generation
@@ -98,7 +99,7 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
             await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, "restored")
             harness.arm()
             await harness.cluster.stop_etcd()
-            await harness.cluster.restore_etcd(tmp_path / "backup")
+            await put_data_back(harness.cluster, tmp_path / "backup")
 
         outcome = await harness.train(spec, during=restore)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
@@ -115,11 +116,11 @@ async def test_etcd_restored_from_before_a_job_names_the_checkpoint_that_brings_
     async with fault_harness(tmp_path, num_nodes=2) as harness:
         await submit(harness.session, old)
         await harness.until_batch("old", 5)
-        await harness.cluster.backup_etcd(tmp_path / "backup")
+        await copy_data(harness.cluster, tmp_path / "backup")
         await submit(harness.session, young)
         await harness.until(lambda _, job: job.checkpoint is not None, "young")
         pids = harness.cluster.node_pids
-        await harness.cluster.restore_etcd(tmp_path / "backup")
+        await put_data_back(harness.cluster, tmp_path / "backup")
         async with asyncio.timeout(TIMEOUT_S):
             while "young" not in (told := vanished_jobs(await harness.session.view())):
                 await asyncio.sleep(0.1)

@@ -1,8 +1,10 @@
 """The demo's own pieces, the plain display and the curve."""
 
 import asyncio
-import dataclasses
 import io
+import os
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from headway.daemon.base.errors import JobFailedError, StoreUnreachableError
 from headway.daemon.base.terminal import fitted
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_watch import traceback_line
-from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord, Port, ProgressRecord, ReachFact, ReachRecord
 from headway.daemon.cluster.records import (
@@ -42,18 +44,15 @@ from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
-from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.reports.goodput_report import goodput_line, report_goodput
 from headway.daemon.reports.job_report import (
-    JobReport,
     StageReport,
     arithmetic_settings,
-    duration,
     link_waits,
     report_job,
     report_line,
 )
-from headway.daemon.reports.node_list import alike, date_and_time, node_lines, reach_lines, report_nodes, time_of_day
+from headway.daemon.reports.node_list import date_and_time, node_lines, reach_lines, time_of_day
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines, why_unprotected
 from headway.daemon.reports.watch_view import (
     JsonDisplay,
@@ -68,7 +67,7 @@ from headway.daemon.reports.watch_view import (
 from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec
-from tests.rigs.blocked_ways import REFUSED, Scene, fact
+from tests.rigs.blocked_ways import Scene, fact
 from tests.rigs.displays import report
 from tests.unit.daemon.cli import fake_cluster
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
@@ -125,28 +124,11 @@ def test_json_lines_come_with_every_change() -> None:
     assert stream.getvalue().count("\n") == 2
 
 
-def test_the_curve_falls_from_left_to_right() -> None:
-    """A falling loss is drawn from the top left to the bottom right; no finite point draws nothing."""
-    lines = draw_curve([(batch, 10.0 - batch) for batch in range(10)], width=28, height=4)
-    assert [line[:8].strip() for line in lines] == ["10.000", "", "", "1.000"]
-    assert lines[0][8] != "\u2800"
-    assert lines[-1][-1] != "\u2800"
-    assert lines[0][-1] == lines[-1][8] == "\u2800"
-    assert draw_curve([(0, float("nan"))], width=28, height=4) == []
-
-
 def test_the_picture_is_written(tmp_path: Path) -> None:
     """The loss curve becomes a PNG file."""
     path = draw_png([(0, 3.0), (1, 2.0)], tmp_path / "loss.png")
     assert path is not None
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_layers_and_durations_for_people() -> None:
-    """Consecutive layers and seconds in few characters."""
-    assert layer_range(("embed", "block.0", "block.1")) == "embed, block.0-1"
-    assert layer_range(("block.7", "head")) == "block.7, head"
-    assert [duration(seconds) for seconds in (4.4, 65, 3725)] == ["4 s", "1:05", "1:02:05"]
 
 
 def test_the_line_of_a_traceback_that_names_the_error() -> None:
@@ -157,67 +139,6 @@ def test_the_line_of_a_traceback_that_names_the_error() -> None:
     assert traceback_line([]) == ""
 
 
-@pytest.mark.parametrize(("rows", "sees_nodes", "num_events"), [(60, True, 4), (20, False, 1), (16, False, 0)])
-def test_a_low_terminal_shows_less_but_never_half(rows: int, sees_nodes: bool, num_events: int) -> None:
-    """With few rows the nodes go first, then events and curve; the picture is never higher than the terminal."""
-    stages = tuple(
-        StageReport(index=index, node=f"node-{index}", device=0, layers=(name,), depth=1, worker="running")
-        for index, name in enumerate(("embed", "block.0", "head"))
-    )
-    events = tuple(EventRecord(at=0.0, text=f"what happened {number}", generation=1) for number in range(6))
-    node = NodeRecord(
-        name="node-0",
-        incarnation="i",
-        address="a:1",
-        host="a",
-        site="berlin",
-        devices=(),
-        memory_bytes=0,
-        arithmetic_class="c",
-    )
-    picture = render(
-        Snapshot(
-            report=dataclasses.replace(report(9), stages=stages),
-            nodes=(node,),
-            losses=tuple((batch, 3.0 - batch / 10) for batch in range(10)),
-            events=events,
-        ),
-        width=80,
-        height=rows,
-    )
-    console = Console(file=io.StringIO(), width=80, height=200)
-    console.print(picture)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("\n") <= rows
-    assert ("berlin" in text, text.count("what happened")) == (sees_nodes, num_events)
-    assert text.rstrip().endswith("╯")
-
-
-def test_replicas_share_the_bar_of_their_stage() -> None:
-    """Two nodes hold embed: they share one bar, and each has its own line, with its reduction groups."""
-    layers = ("embed", "block.0")
-    first = StageReport(
-        index=0, node="a", device=0, layers=layers, depth=1, worker="running", num_replicas=2, groups=(0, 2)
-    )
-    second = dataclasses.replace(first, node="b", replica=2, groups=(1,))
-    alone = StageReport(index=1, node="c", device=0, layers=("head",), depth=1, worker="running", recompute="attention")
-    stages = (first, second, alone)
-    console = Console(file=io.StringIO(), width=80)
-    shown = dataclasses.replace(report(9), layers=("embed", "block.0", "head"), stages=stages)
-    console.print(render(Snapshot(report=shown), width=80))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert " a + b " in text
-    assert "stage 0 on b (replica 2 of 2): embed, block.0  groups 1  depth 1  running" in text
-    assert "stage 1 on c: head  depth 1  computes attention again  running" in text
-
-
-def test_one_loss_is_no_curve() -> None:
-    """`status` knows the newest loss only; it draws no curve of one point."""
-    console = Console(file=io.StringIO(), width=80)
-    console.print(render(Snapshot(report=report(9), losses=((9, 2.0),)), width=80))
-    assert "2.000 " not in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 async def test_a_watch_ends_with_an_error_when_etcd_stays_silent() -> None:
     """Work that returns gives its result."""
     session = ClusterSession(ClusterAddress(etcd=("127.0.0.1:1",)), timeout_s=0.2)
@@ -225,13 +146,6 @@ async def test_a_watch_ends_with_an_error_when_etcd_stays_silent() -> None:
         with pytest.raises(StoreUnreachableError, match=r"127\.0\.0\.1:1"):
             await session.while_reachable(asyncio.Event().wait(), patience_s=0.0, probe_every_s=0.01)
         assert await session.while_reachable(asyncio.sleep(0, result=3)) == 3
-
-
-def test_a_job_that_waits_for_its_plan_says_since_when() -> None:
-    """`status` counts from when the plan was asked for; a job that waits for none has no such line."""
-    waiting = dataclasses.replace(report(1), planning_since=100.0)
-    assert "planning since 3 s" in report_line(waiting, now=103.2)
-    assert "planning" not in report_line(report(1), now=103.2)
 
 
 def test_a_moment_is_a_date_and_a_time() -> None:
@@ -252,71 +166,6 @@ def test_an_impossible_time_is_shown_as_a_question_mark(at: float) -> None:
     assert reach_lines(view, "a") == ["cannot reach the daemon port of a at a:1: no (since ?)"]
 
 
-def finished(checkpoint: CheckpointRecord) -> JobReport:
-    """Return the report of a job whose plan is gone."""
-    records: dict[str, object] = {
-        Keys.of("j", "spec"): SpecRecord(spec=JobSpec(job=JobSection(name="j"))),
-        Keys.of("j", "phase"): PhaseRecord(phase=Phase.FINISHED),
-        Keys.of("j", "checkpoint"): checkpoint,
-    }
-    view = ClusterView()
-    for revision, (key, record) in enumerate(records.items(), start=1):
-        view.apply(key, encode(record), mod_revision=revision, create_revision=revision)
-    return report_job(view.jobs["j"], view.nodes)
-
-
-@pytest.mark.parametrize(
-    ("classes", "is_exact", "reason"),
-    [
-        ((), None, ""),
-        (("one",), True, "all its workers had one arithmetic class (one)"),
-        (("one", "two"), False, "it ran on several arithmetic classes: one; two"),
-    ],
-)
-def test_a_finished_job_tells_whether_it_was_exact(
-    classes: tuple[str, ...], is_exact: bool | None, reason: str
-) -> None:
-    """A finished job has no plan; the verdict comes from the arithmetic classes of its last checkpoint."""
-    report = finished(CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=classes))
-    assert (report.exact, report.exact_reason) == (is_exact, reason)
-
-
-def test_a_job_that_wire_compression_has_rounded_is_not_exact() -> None:
-    """The job is finished and of one arithmetic class, but one of its plans compressed a link."""
-    told = CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=("one",), was_rounded=True)
-    report = finished(told)
-    assert report.exact is False
-    assert report.exact_reason == "wire compression has rounded what some of its links carried"
-
-
-PLAIN = JobSpec(job=JobSection(name="j"))
-
-
-def test_a_job_on_a_cpu() -> None:
-    """The defaults, resolved for CPUs."""
-    spec = for_devices(PLAIN, [Device(kind="cpu")], source="j", named=set())
-    assert arithmetic_settings(spec) == (
-        "computes in float32, Newton–Schulz in float32, attention by flash, TF32 off, 1 thread per worker; "
-        "all algorithms are deterministic"
-    )
-
-
-def test_an_open_job_on_cards_says_what_the_cards_decided() -> None:
-    """bfloat16 with masters, chunks, narrow state and two threads."""
-    open_job = replace(
-        PLAIN,
-        model=replace(PLAIN.model, vocab_size=128_256),
-        train=TrainSpec(sequence_length=8192, threads=2),
-        optim=OptimSpec(matrices=GroupSpec(name="muon", momentum_dtype="bfloat16"), error_feedback_dtype="bfloat16"),
-    )
-    spec = for_devices(open_job, [Device(kind="cuda", capability="9.0")], source="j", named=set())
-    assert arithmetic_settings(spec) == (
-        "computes in bfloat16 with float32 masters, Newton–Schulz in bfloat16, momentum and error feedback kept in "
-        "bfloat16, attention by flash, logits of 512 tokens at once, TF32 off, 2 threads per worker; all algorithms "
-        "are deterministic"
-    )
-
-
 def test_every_setting_that_changes_bits_is_told() -> None:
     """Two jobs of unlike arithmetic have unlike sentences; state that no update uses is left out."""
     trains = [
@@ -334,17 +183,9 @@ def test_every_setting_that_changes_bits_is_told() -> None:
     assert "error feedback" not in arithmetic_settings(synchronous)
 
 
-def test_the_page_shows_it_below_the_verdict() -> None:
-    """One line after `exact: yes`."""
-    console = Console(file=io.StringIO(), width=200, height=60)
-    told = replace(report(3), exact_reason="one class", arithmetic=arithmetic_settings(PLAIN))
-    console.print(render(Snapshot(report=told), width=200, height=60))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "arithmetic: computes in float32" in shown
-    assert shown.index("exact: yes") < shown.index("arithmetic:")
-
-
 LONG = "gpu-node-17.frankfurt.example.com"
+
+
 MODEL = "Xeon-8481C-AVX512"
 
 
@@ -364,34 +205,6 @@ def wide_snapshot() -> Snapshot:
     found = snapshot(wide_view(), "demo", LossHistory())
     assert found is not None
     return found
-
-
-@pytest.mark.parametrize("width", [80, 60, 40])
-def test_watch_shows_every_number_on_a_narrow_screen(width: int) -> None:
-    """Nothing is cut off at the right: batch, loss, rate, time left, the node's name; no line is too wide."""
-    stream = io.StringIO()
-    Console(file=stream, width=width).print(render(wide_snapshot(), width=width))
-    shown = stream.getvalue()
-    assert max(map(len, shown.splitlines())) <= width
-    for text in ("batch 50/150", "provisional from 0", "loss 2.5000", "4,096 tokens/s", "1:40 left"):
-        assert text in shown
-    assert "…" not in shown
-
-
-@pytest.mark.parametrize("width", [80, 60])
-def test_nodes_fit_a_narrow_screen(width: int) -> None:
-    """A node's facts on several lines, indented, each of them whole."""
-    lines = node_lines(wide_view(), width=width)
-    assert max(map(len, lines)) <= width
-    for text in (LONG, f"{LONG}:7070", "site frankfurt-rack-7", f"4 × cpu {MODEL}", "(draining)"):
-        assert any(text in line for line in lines), text
-    assert len([line for line in lines if not line.startswith(" ")]) == 3
-
-
-def test_in_a_pipe_a_node_is_one_line() -> None:
-    """Programs read one line a node, however long."""
-    assert len(node_lines(wide_view())) == 3
-    assert alike(["H200"] * 8 + ["cpu"]) == "8 × H200, cpu"
 
 
 @given(st.lists(st.text("ab ", max_size=30), max_size=6), st.integers(20, 60))
@@ -449,67 +262,6 @@ class Writer:
         return report_job(self.view.jobs["demo"], self.view.nodes).safety
 
 
-def test_a_boundary_counts_when_every_part_has_its_copies() -> None:
-    """Boundary 20 lies on both nodes, 40 lacks the journal's copy: a failure would go back 30 batches."""
-    cluster = Writer()
-    for node in ("a", "b"):
-        cluster.hold(20, node)
-    cluster.hold(40, "a")
-    cluster.hold(40, "b", SPEC.layers)
-    found = cluster.safety()
-    assert (found.restorable, found.copies, found.lag, found.unprotected) == ((20,), 2, 30, "")
-    assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).provisional_from == 20
-    cluster.hold(40, "b")
-    assert cluster.safety().restorable == (40, 20)
-    assert cluster.safety().lag == 10
-    assert safety_lines(cluster.safety()) == ["restorable: boundary 40, 20 (2 copies), 10 batches ago"]
-
-
-def test_without_any_boundary_everything_would_be_lost() -> None:
-    """50 batches are done, nothing is written, then a checkpoint is."""
-    cluster = Writer()
-    assert cluster.safety().lag == 50
-    assert safety_lines(cluster.safety()) == ["restorable: nothing newer than 50 batches ago"]
-    cluster.put(Keys.of("demo", "checkpoint"), CheckpointRecord(timeline=1, boundary=48, url="u"))
-    found = cluster.safety()
-    assert (found.lag, found.checkpoint_lag) == (2, 2)
-
-
-def test_one_node_or_one_copy_is_unprotected() -> None:
-    """The reason is told; with two nodes and two copies there is none."""
-    nodes = cluster_view().nodes
-    assert why_unprotected(SPEC, nodes) == ""
-    assert why_unprotected(SPEC, {"a": nodes["a"]}).startswith("one node")
-    assert why_unprotected(SPEC, {}) == "no node is up"
-    alone = replace(SPEC, fault=replace(SPEC.fault, copies=1))
-    assert why_unprotected(alone, nodes).startswith("copies = 1")
-    without = replace(SPEC, fault=replace(SPEC.fault, snapshot_every=0))
-    assert why_unprotected(without, nodes).startswith("snapshot_every = 0")
-
-
-def test_trouble_and_rollbacks_are_shown() -> None:
-    """A full checkpoint folder and the last rollback stand among the lines."""
-    cluster = Writer()
-    cluster.hold(20, "a", trouble="/mnt/full: cannot be written: No space left on device")
-    plan = cluster.view.jobs["demo"].plan
-    assert plan is not None
-    back = replace(plan, generation=4, timeline=4, ancestry=((1, 20),), boundary=20, furthest=51, reason="node c died")
-    assert decode(encode(back), PlanRecord) == back
-    cluster.put(Keys.of("demo", "plan"), back)
-    lines = safety_lines(cluster.safety())
-    assert "rollbacks: 1; the last to boundary 20, 31 batches recomputed (node c died)" in lines
-    assert any(line.startswith("warning: boundary 20 on a: /mnt/full") for line in lines)
-
-
-def test_a_job_from_a_checkpoint_names_its_parent() -> None:
-    """What was submitted says whose checkpoint it began with; later checkpoints of its own do not hide that."""
-    cluster = Writer()
-    assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == ""
-    cluster.put(Keys.of("demo", "spec"), SpecRecord(spec=SPEC, parent="other, boundary 48"))
-    cluster.put(Keys.of("demo", "checkpoint"), CheckpointRecord(timeline=1, boundary=60, url="u"))
-    assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == "other, boundary 48"
-
-
 def test_recomputed_batches_replace_the_old_ones_in_the_curve() -> None:
     """After a rollback from batch 49 to 40 the curve ends at 40, with the new loss."""
     cluster, history = Writer(), LossHistory()
@@ -543,68 +295,6 @@ def record(incarnation: str, seconds: dict[str, float], **more: Any) -> GoodputR
 def beat(generation: int, **seconds: float) -> Heartbeat:
     """A worker's heartbeat."""
     return Heartbeat(job="demo", generation=generation, seconds=seconds)
-
-
-def test_a_worker_counts_once_over_its_plans() -> None:
-    """A worker's seconds go on from plan to plan; the newest record says them all, and a dead worker's are added."""
-    job = job_with(
-        {
-            (2, 0): record("w", {"useful": 50.0}),
-            (2, 1): record("dead", {"useful": 18.0, "replay": 12.0}),
-            (3, 0): record("w", {"useful": 60.0, "waiting:stage 1 at b:1": 6.0, "waiting:stage 2 at c:1": 4.0}),
-        }
-    )
-    report = report_goodput(job)
-    assert report.seconds == {"useful": 78.0, "replay": 12.0, "waiting": 10.0}
-    assert report.useful_share == pytest.approx(0.78)
-    assert goodput_line(report) == "goodput 78 % · replay 12 % · waiting 10 %"
-
-
-@pytest.mark.parametrize(
-    ("recent", "sentence"),
-    [
-        (
-            {"useful": 57.0, "waiting:stage 1 at 10.0.0.7:4242": 43.0},
-            "stage 0 on a waited 43 % of the time for stage 1 on b",
-        ),
-        ({"useful": 50.0, "waiting:the coordinator": 50.0}, "stage 0 on a waited 50 % of the time for the coordinator"),
-        ({"useful": 5.0, "replay": 5.0}, "stage 0 on a spent 50 % of the time on recomputing batches after a rollback"),
-        (
-            {"useful": 97.0, "idle": 3.0},
-            "nothing slows the job: no stage lost more than 3 % of the last minute to anything",
-        ),
-        ({"useful": 90.0, "telepathy": 10.0}, "stage 0 on a spent 10 % of the time on telepathy"),
-        ({}, ""),
-    ],
-)
-def test_status_names_the_largest_loss_of_time(recent: dict[str, float], sentence: str) -> None:
-    """The sentence has the stage, and the node that the stage waited for."""
-    job = job_with({(3, 0): record("w", {"useful": 1000.0}, recent=recent)})
-    assert report_goodput(job).why_slow == sentence
-
-
-def test_of_replicas_the_one_that_waits_and_the_one_waited_for_are_named() -> None:
-    """Stage 0 on a and c, stage 1 on b: the second replica waited for its sibling."""
-    view = job_with(
-        {(3, 1): record("w", {"useful": 100.0}, recent={"useful": 1.0, "waiting:stage 0 worker 0 at a:5": 9.0})}
-    )
-    assert view.plan is not None
-    front, back = view.plan.workers
-    stages = (replace(front, groups=(0,)), replace(front, node="c", groups=(1,)), back)
-    job = replace(view, plan=replace(view.plan, workers=stages))
-    told = "stage 0 on c (replica 2 of 2) waited 90 % of the time for stage 0 on a (replica 1 of 2)"
-    assert report_goodput(job).why_slow == told
-    names = [(stage.name, stage.groups, stage.num_replicas) for stage in report_job(job, {}).stages]
-    assert names == [
-        ("stage 0 on a (replica 1 of 2)", (0,), 2),
-        ("stage 0 on c (replica 2 of 2)", (1,), 2),
-        ("stage 1 on b", (), 1),
-    ]
-
-
-def test_without_worker_records_no_percentage_is_shown() -> None:
-    report = report_goodput(job_with({}))
-    assert (report.useful_share, goodput_line(report), report.why_slow) == (None, "", "")
 
 
 def test_heartbeats_become_a_record_of_the_stage() -> None:
@@ -697,7 +387,7 @@ PLAN = PlanRecord(
 )
 
 
-def scene(phase: Phase, leaf: str, *, state: WorkerState, proven: dict[str, tuple[int, ...]] | None = None) -> Scene:
+def scene(phase: Phase, leaf: str, *, state: WorkerState, proven: Mapping[str, tuple[int, ...]] | None = None) -> Scene:
     """Nodes a, b and c, whose workers are three stages of one job."""
     found = Scene("a", "b", "c")
     found.put(Keys.of("j", "spec"), SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
@@ -721,42 +411,167 @@ def stands(found: Scene, position: int, waits_for: str, awaited_worker: int) -> 
     found.put(Keys.goodput("j", 2, position), record)
 
 
-def test_nodes_shows_each_way_that_is_blocked() -> None:
+PLAIN = JobSpec(job=JobSection(name="j"))
+NARROW = OptimSpec(matrices=GroupSpec(name="muon", momentum_dtype="bfloat16"), error_feedback_dtype="bfloat16")
+WIDE_MODEL = replace(PLAIN.model, vocab_size=128_256)
+RECORDED = Path(__file__).with_name("displays.txt")
+
+
+def stage(index: int, node: str, *layers: str, **more: Any) -> StageReport:
+    return StageReport(index=index, node=node, device=0, layers=layers, depth=1, worker="running", **more)
+
+
+def drawn(shown: Snapshot, *, width: int = 80, height: int = 60) -> list[str]:
+    """A page, on a screen of this size."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, height=200).print(render(shown, width=width, height=height))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert len(lines) <= height, "higher than the terminal"
+    assert max(map(len, lines)) <= width, "wider than the terminal"
+    return lines
+
+
+def pages() -> Iterator[tuple[str, list[str]]]:
+    """`watch` and `status`, on screens of several sizes."""
+    for width in (80, 40):
+        yield f"watch, {width} columns", drawn(wide_snapshot(), width=width)
+    events = tuple(EventRecord(at=0.0, text=f"what happened {number}", generation=1) for number in range(6))
+    node = replace(fake_cluster.node("node-0"), site="berlin")
+    stages = tuple(stage(index, f"node-{index}", name) for index, name in enumerate(("embed", "block.0", "head")))
+    told = replace(report(9), stages=stages, exact_reason="one class", arithmetic=arithmetic_settings(PLAIN))
+    full = Snapshot(
+        report=told, nodes=(node,), losses=tuple((batch, 3.0 - batch / 10) for batch in range(10)), events=events
+    )
+    for rows in (20, 16):
+        yield f"watch, {rows} rows", drawn(full, height=rows)
+    two = stage(0, "a", "embed", "block.0", num_replicas=2, groups=(0, 2))
+    other = replace(two, node="b", replica=2, groups=(1,))
+    alone = stage(1, "c", "head", recompute="attention")
+    layers = ("embed", "block.0", "head")
+    shared = replace(report(9), layers=layers, stages=(two, other, alone))
+    yield "a stage of two replicas", drawn(Snapshot(report=shared))
+    yield "status, which knows one loss: no curve", drawn(Snapshot(report=report(9), losses=((9, 2.0),)))
+    yield "a curve that falls", draw_curve([(batch, 10.0 - batch) for batch in range(10)], width=28, height=4)
+    yield "a curve of nothing", draw_curve([(0, float("nan"))], width=28, height=4)
+    planned = report_line(replace(report(1), planning_since=100.0), now=103.2)
+    yield "lines of status", [report_line(report(1), now=103.2), planned]
+
+
+def lists_of_nodes() -> Iterator[tuple[str, list[str]]]:
+    """`nodes`, in a pipe and on a screen, and ways that are blocked."""
+    yield "nodes in a pipe", node_lines(wide_view())
+    yield "nodes, 60 columns", node_lines(wide_view(), width=60)
     found = Scene("a", "b", "c")
     daemon = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:7001")
     found.found("a", daemon, fact("b"), fact("c", ""))
-    lines = "\n".join(node_lines(found.view))
-    assert f"cannot reach the worker port of b at b:7100: {REFUSED}" in lines
-    [told] = [node for node in report_nodes(found.view) if node["name"] == "a"]
-    assert {entry["reason"] for entry in told["reach"]} == {"", REFUSED}
-    assert all("measured_at" in entry for entry in told["reach"])
+    yield "nodes that cannot reach each other", node_lines(found.view)
 
 
-def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> None:
-    found = scene(Phase.PREPARING, "next", state=WorkerState.READY, proven={"a": (1,), "b": (0,), "c": (1,)})
-    assert link_waits(found.view, found.view.jobs["j"]) == ["waiting for stage 1 on b to reach stage 2 on c at c:7100"]
+def verdicts() -> Iterator[tuple[str, list[str]]]:
+    """Whether a finished job was exact, and in what it was computed."""
+    for classes, was_rounded in (((), False), (("one",), False), (("one", "two"), False), (("one",), True)):
+        last = CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=classes, was_rounded=was_rounded)
+        found = Scene()
+        found.put(Keys.of("j", "spec"), SpecRecord(spec=PLAIN))
+        found.put(Keys.of("j", "phase"), PhaseRecord(phase=Phase.FINISHED))
+        found.put(Keys.of("j", "checkpoint"), last)
+        told = report_job(found.view.jobs["j"], found.view.nodes)
+        yield f"classes {classes}, rounded {was_rounded}", [f"{told.exact}: {told.exact_reason}"]
+    on_cpus = for_devices(PLAIN, [Device(kind="cpu")], source="j", named=set())
+    yield "a job on CPUs", [arithmetic_settings(on_cpus)]
+    open_job = replace(PLAIN, model=WIDE_MODEL, train=TrainSpec(sequence_length=8192, threads=2), optim=NARROW)
+    on_cards = for_devices(open_job, [Device(kind="cuda", capability="9.0")], source="j", named=set())
+    yield "an open job on cards", [arithmetic_settings(on_cards)]
 
 
-def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> None:
-    """c waits for b, and b for a, which is at work: the sentence names a, however many stages are between."""
+def what_a_failure_costs() -> Iterator[tuple[str, list[str]]]:
+    """The lines on safety: 50 batches are done."""
+    cluster = Writer()
+    yield "nothing is written", safety_lines(cluster.safety())
+    for node in ("a", "b"):
+        cluster.hold(20, node)
+    cluster.hold(40, "a")
+    cluster.hold(40, "b", SPEC.layers)
+    yield "boundary 40 lacks a copy of its journal", safety_lines(cluster.safety())
+    cluster.hold(40, "b")
+    yield "boundary 40 is whole", safety_lines(cluster.safety())
+    cluster.put(Keys.of("demo", "spec"), SpecRecord(spec=SPEC, parent="other, boundary 48"))
+    cluster.put(Keys.of("demo", "checkpoint"), CheckpointRecord(timeline=1, boundary=48, url="u"))
+    told = report_job(cluster.view.jobs["demo"], cluster.view.nodes)
+    numbers = f"lag {told.safety.lag}, of the checkpoint {told.safety.checkpoint_lag}, provisional from"
+    yield "a checkpoint at 48", [f"{numbers} {told.provisional_from}, parent {told.parent}"]
+    cluster.hold(20, "a", trouble="/mnt/full: cannot be written: No space left on device")
+    plan = cluster.view.jobs["demo"].plan
+    assert plan is not None
+    back = replace(plan, generation=4, timeline=4, ancestry=((1, 20),), boundary=20, furthest=51, reason="node c died")
+    cluster.put(Keys.of("demo", "plan"), back)
+    yield "a rollback and a full folder", safety_lines(cluster.safety())
+    nodes, fault = cluster_view().nodes, SPEC.fault
+    jobs = [SPEC, replace(SPEC, fault=replace(fault, copies=1)), replace(SPEC, fault=replace(fault, snapshot_every=0))]
+    few = [why_unprotected(SPEC, {}), why_unprotected(SPEC, {"a": nodes["a"]})]
+    told_of = [*few, *(why_unprotected(each, nodes) for each in jobs)]
+    yield "unprotected: no node, one node, two nodes, one copy, no snapshots", told_of
+
+
+def losses_of_time() -> Iterator[tuple[str, list[str]]]:
+    """Goodput, and the sentence on the largest loss of time."""
+
+    def told(job: JobView) -> list[str]:
+        found = report_goodput(job)
+        return [goodput_line(found), found.why_slow]
+
+    yield "no worker has reported", told(job_with({}))
+    seconds = {"useful": 60.0, "waiting:stage 1 at b:1": 6.0, "waiting:stage 2 at c:1": 4.0}
+    dead = record("dead", {"useful": 18.0, "replay": 12.0})
+    several = {(2, 0): record("w", {"useful": 50.0}), (2, 1): dead, (3, 0): record("w", seconds)}
+    yield "each worker counts once over its plans", told(job_with(several))
+    for recent in (
+        {"useful": 57.0, "waiting:stage 1 at 10.0.0.7:4242": 43.0},
+        {"useful": 50.0, "waiting:the coordinator": 50.0},
+        {"useful": 5.0, "replay": 5.0},
+        {"useful": 97.0, "idle": 3.0},
+        {"useful": 90.0, "telepathy": 10.0},
+    ):
+        yield f"recently {recent}", told(job_with({(3, 0): record("w", {"useful": 1000.0}, recent=recent)}))
+    waits = {"useful": 1.0, "waiting:stage 0 worker 0 at a:5": 9.0}
+    view = job_with({(3, 1): record("w", {"useful": 100.0}, recent=waits)})
+    assert view.plan is not None
+    front, back = view.plan.workers
+    stages = (replace(front, groups=(0,)), replace(front, node="c", groups=(1,)), back)
+    shared = replace(view, plan=replace(view.plan, workers=stages))
+    yield "a replica waits for its sibling", [*told(shared), *(each.name for each in report_job(shared, {}).stages)]
+
+
+def waits_for_links() -> Iterator[tuple[str, list[str]]]:
+    """Who waits for whom, before and while a plan is in force."""
+    proven = {"a": (1,), "b": (0,), "c": (1,)}
+    found = scene(Phase.PREPARING, "next", state=WorkerState.READY, proven=proven)
+    yield "b has not reached c", link_waits(found.view, found.view.jobs["j"])
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
-
-    def job() -> JobView:
-        return found.view.jobs["j"]
-
-    assert link_waits(found.view, job()) == []
+    yield "all are at work", link_waits(found.view, found.view.jobs["j"])
     stands(found, 2, "a neighbour of any name", 1)
-    assert awaited_pair(job(), PLAN) is None, "two others are at work"
+    assert awaited_pair(found.view.jobs["j"], PLAN) is None, "two others are at work"
     stands(found, 1, "stage 0 at a:7100", 0)
-    assert link_waits(found.view, job()) == ["no progress: stage 1 on b waits for stage 0 on a"]
+    yield "c waits for b, and b for a", link_waits(found.view, found.view.jobs["j"])
     stands(found, 0, "stage 1 at an unknown address", 1)
-    assert awaited_pair(job(), PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
-    assert standing_pairs(job(), PLAN) == {("a", "b"), ("b", "c")}
-
-
-def test_a_link_that_could_not_be_reopened_is_shown_first() -> None:
+    assert awaited_pair(found.view.jobs["j"], PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
+    assert standing_pairs(found.view.jobs["j"], PLAN) == {("a", "b"), ("b", "c")}
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
     found.found("a", fact("b"))
     found.found("a", fact("b"), fact("c"))
-    [told] = link_waits(found.view, found.view.jobs["j"])
-    assert "a cannot reach the worker port of b at b:7100" in told
+    yield "a link could not be opened again", link_waits(found.view, found.view.jobs["j"])
+
+
+SCENES = (pages, lists_of_nodes, verdicts, what_a_failure_costs, losses_of_time, waits_for_links)
+
+
+def test_displays_are_those_that_were_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With HEADWAY_RECORD=1 the test writes displays.txt anew, for a human to read what has changed."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    texts = [f"=== {name}\n" + "\n".join([*lines, ""]) for scenes in SCENES for name, lines in scenes()]
+    if os.environ.get("HEADWAY_RECORD"):
+        RECORDED.write_text("\n".join(texts), encoding="utf-8")
+    assert "\n".join(texts) == RECORDED.read_text(encoding="utf-8")
+    monkeypatch.undo()
+    time.tzset()
