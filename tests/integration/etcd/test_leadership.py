@@ -1,10 +1,11 @@
-"""Election and the leader's writes, with a real etcd and a coordinator of three lines."""
+"""Candidates for leader: one leads, and decides only as long as it does."""
 
 import asyncio
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProbeRecord
 from headway.daemon.cluster.records import DesiredRecord, NodeRecord
+from headway.daemon.cluster.transaction import Change, Compare
 from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.decide.commands import Command, Decision, Transaction, WriteManifest
 from headway.daemon.leader import leadership
+from headway.daemon.leader.leadership import Leadership
 from tests.integration.conftest import Etcd
 from tests.rigs.leadership import DEADLINE_S, Candidate, candidate, no_manifest
 
@@ -342,3 +346,47 @@ async def test_a_revoked_leader_is_replaced(etcd: Etcd, client: EtcdClient) -> N
                     await asyncio.sleep(0.01)
             await thief.cluster.caught_up((await client.status()).revision, timeout_s=DEADLINE_S)
             assert one.leadership.is_leading, "the two take it from each other"
+
+
+KEY = Keys.of("j", "desired")
+
+
+async def test_a_leader_that_hears_nothing_of_its_rival_writes_nothing(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watch is dead when a rival takes the leader key, and it decides on what it last saw: the write is refused."""
+    is_deciding, has_tried = asyncio.Event(), asyncio.Event()
+    is_deaf = False
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        is_deciding.set()
+        order = Transaction(job="j", reason="test", compare={KEY: 0}, puts={KEY: encode(DesiredRecord())})
+        return Decision(commands=(order,) if is_deaf else (), wake_at=now + 0.02)
+
+    async with etcd.client() as own:
+        write = own.transaction
+
+        async def transaction(compare: Iterable[Compare], changes: Iterable[Change]) -> int:
+            try:
+                return await write(compare, changes)
+            finally:
+                if is_deaf:
+                    has_tried.set()
+
+        monkeypatch.setattr(own, "transaction", transaction)
+        cluster = ClusterWatch(own)
+        record = LeaderRecord(node="one", incarnation="1")
+        leadership = Leadership(own, cluster, record=record, ttl_s=5, decide=decide, write_manifest=no_manifest)
+        watching, standing = asyncio.create_task(cluster.run()), asyncio.create_task(leadership.run())
+        try:
+            await asyncio.wait_for(is_deciding.wait(), DEADLINE_S)
+            watching.cancel()
+            await asyncio.wait([watching])
+            await client.put(Keys.LEADER, encode(LeaderRecord(node="rival", incarnation="9")))
+            is_deaf = True
+            await asyncio.wait_for(has_tried.wait(), DEADLINE_S)
+            assert leadership.is_leading, "it heard of the rival after all"
+        finally:
+            standing.cancel()
+            await asyncio.wait([standing])
+    assert await client.get(KEY) is None
