@@ -31,8 +31,10 @@ SOMEWHERE = (
     "reaching",
     "address",
     "checkpoint sweep",
-    "compiled code",
-    "job logs",
+    "layer store",
+    "vanished jobs",
+    "job retirement",
+    "sweeps",
 )
 """All others, but for `device speeds`, which ends as soon as they are known."""
 
