@@ -25,6 +25,8 @@ from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Endpoints
 from tests.rigs.grpc_link import DEADLINE_S, GENERATION, SOON, Inbox, accept, dial, lost, total
 
+LITTLE = timedelta(seconds=1)
+
 
 def test_a_dial_that_is_too_early_is_repeated(endpoints: Endpoints) -> None:
     """Stage 1 still runs generation 3 when it is dialled for 4, and accepts as soon as it is there."""
@@ -85,6 +87,38 @@ def test_a_neighbour_that_never_comes_is_named_at_the_deadline(endpoints: Endpoi
     assert told.reason.startswith("not connected within 0.3 s: UNAVAILABLE")
     link.close()
     awaited.close()
+
+
+def test_a_neighbour_that_says_nothing_was_unreached(endpoints: Endpoints) -> None:
+    """A listener without TLS stands for any port that swallows what it is told."""
+    inbox = Inbox()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dial(endpoints[1], silent.getsockname()[1], "silent", inbox, timeout=LITTLE)
+        found = lost(inbox)
+    assert found.was_unreached
+    assert "not connected within 1 s" in found.reason
+
+
+def test_a_neighbour_that_refuses_was_reached(endpoints: Endpoints) -> None:
+    """Another process has its port by now: that is no fact about two machines."""
+    inbox = Inbox()
+    dial(endpoints[1], endpoints[2].port, "refused", inbox, peer_incarnation="who was here before")
+    assert not lost(inbox).was_unreached
+
+
+def test_a_neighbour_that_is_not_ready_is_waited_for(endpoints: Endpoints) -> None:
+    """It answers `not yet` for longer than a silent one would be waited for, then accepts: the link is not lost."""
+    inbox = Inbox()
+    heard = Inbox()
+    link = dial(endpoints[1], endpoints[2].port, "slow", inbox, first_contact=LITTLE)
+    with pytest.raises(queue.Empty):
+        inbox.get(timeout=2.5 * LITTLE.total_seconds())
+    accepted = accept(endpoints[2], "slow", heard)
+    link.send(total())
+    assert isinstance(heard.get(timeout=20), Frame)
+    assert inbox.empty()
+    link.close()
+    accepted.close()
 
 
 def test_a_stranger_is_not_let_in(endpoints: Endpoints, stranger: TlsIdentity) -> None:

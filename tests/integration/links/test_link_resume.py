@@ -1,5 +1,7 @@
-"""The gRPC link under failures of the network: each frame comes once, in order, unchanged, or LinkLost says why."""
+"""The link under failures of the network, by itself and with its values over gloo beside the stream: each frame comes
+once, in order, unchanged, or LinkLost says why."""
 
+import asyncio
 import queue
 import random
 import threading
@@ -20,6 +22,7 @@ from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.stream_link import StreamLink
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
+from tests.rigs.gloo_attach import GlooAttach
 from tests.rigs.tcp_proxy import TcpProxy, Way
 
 DEADLINE_S = 30.0
@@ -67,6 +70,7 @@ class Pairs:
 
     endpoints: Endpoints
     proxy: TcpProxy
+    attach: GlooAttach | None = None
     made: list[Pair] = field(default_factory=list)
 
     def __call__(self, *, resume_timeout_s: float = DEADLINE_S) -> Pair:
@@ -75,7 +79,11 @@ class Pairs:
         form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
         contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
         job = new_job("resume")
-        about: dict[str, Any] = {"generation": GENERATION, "silence": timedelta(seconds=resume_timeout_s)}
+        about: dict[str, Any] = {
+            "generation": GENERATION,
+            "silence": timedelta(seconds=resume_timeout_s),
+            "attach": self.attach,
+        }
         lower = below.accept(lower_terms(job, inbox=at_lower, contract=contract, **about))
         upper = above.dial(upper_terms(job, self.proxy.port, inbox=at_upper, contract=contract, **about))
         pair = Pair(above, below, upper, lower, at_upper, at_lower)
@@ -92,10 +100,11 @@ def proxy(endpoints: Endpoints) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def make_pair(endpoints: Endpoints, proxy: TcpProxy) -> Iterator[Pairs]:
-    """Connected pairs through the proxy."""
-    pairs = Pairs(endpoints, proxy)
+def make_pair(endpoints: Endpoints, proxy: TcpProxy, request: pytest.FixtureRequest) -> Iterator[Pairs]:
+    """Connected pairs through the proxy; gloo goes beside it."""
+    pairs = Pairs(endpoints, proxy, GlooAttach() if getattr(request, "param", "") == "attached" else None)
     yield pairs
+    assert pairs.attach is None or (pairs.attach.num_opened > 4 and not pairs.attach.stuck)
     proxy.heal()
     for pair in pairs.made:
         pair.upper.close()
@@ -116,6 +125,7 @@ FAULTS: dict[str, Callable[[TcpProxy], object]] = {
 }
 
 
+@pytest.mark.parametrize("make_pair", ["stream", "attached"], indirect=True)
 @pytest.mark.parametrize(
     ("fault", "longer_s"),
     [pytest.param("cut", 10.0, marks=pytest.mark.slow), *((fault, 0.0) for fault in FAULTS)],
@@ -146,6 +156,7 @@ def test_frames_under_way_survive_an_outage(make_pair: Pairs, proxy: TcpProxy, f
     assert pair.above.num_resumed + pair.below.num_resumed >= num_resumed + 2
 
 
+@pytest.mark.parametrize("make_pair", ["stream", "attached"], indirect=True)
 def test_many_cuts_at_random_moments(make_pair: Pairs, proxy: TcpProxy) -> None:
     """Fifty resets while frames of all sizes go both ways."""
     pair = make_pair()
@@ -241,3 +252,53 @@ def test_an_endpoint_can_be_deaf(make_pair: Pairs) -> None:
     pair.below.deafen(timedelta(seconds=3))
     pair.exchange(random_sizes(2))
     assert pair.lower.num_resumed >= 1
+
+
+class _Breaking:
+    """A stream that breaks on `broken`, and whose write takes a moment to be cancelled."""
+
+    def __init__(self) -> None:
+        self.broken = asyncio.Event()
+        self.is_writing = asyncio.Event()
+        self.is_cancelled = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        await self.broken.wait()
+        raise ConnectionError("reset")
+
+    async def write(self, *_: bytes | memoryview) -> None:
+        self.is_writing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled.set()
+            await asyncio.sleep(0.2)
+
+    async def finish(self) -> None:
+        return
+
+
+def test_a_link_that_is_cancelled_while_it_breaks_is_broken(endpoints: Endpoints) -> None:
+    """While the link puts away what served a stream, gRPC cancels the call: it must know since when it has
+    no stream, because from then on its deadline counts."""
+    loop = endpoints[0]
+    contract = FrameContract({FrameKind.ACTIVATION: (TensorForm(torch.uint8, (1,)),)}, 4)
+    inbox = Inbox()
+    link = StreamLink(loop, lower_terms("j", inbox=inbox, contract=contract))
+
+    async def serve(stream: _Breaking) -> None:
+        async with link.turn() as turn:
+            await link.run(stream, turn, acknowledged=0)
+
+    async def scenario() -> None:
+        stream = _Breaking()
+        serving = asyncio.create_task(serve(stream))
+        await stream.is_writing.wait()  # the first heartbeat
+        stream.broken.set()
+        await stream.is_cancelled.wait()
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert serving.cancelled()
+
+    loop.run(scenario(), timeout=timedelta(seconds=10), what="a stream that breaks")
+    assert link.broken_at is not None

@@ -90,13 +90,6 @@ def lost(inbox: Inbox) -> LinkLost:
     return item
 
 
-def test_both_ways_are_exact(node_endpoints: Endpoints) -> None:
-    """Frames from nothing to several chunks arrive bit for bit, though nobody listens at the TCP port."""
-    sizes = [int(MAX_BYTES ** random.Random(seed).random()) for seed in range(20)]
-    with Pair(node_endpoints, "exact") as pair:
-        pair.exchange([0, 1, MAX_BYTES, 1 << 20, *sizes])
-
-
 def test_a_cut_stream_resumes(node_endpoints: Endpoints) -> None:
     """The stream breaks amid large frames, again and again: every frame comes once, in order, unchanged."""
     _, above, below = node_endpoints
