@@ -6,52 +6,19 @@ import pytest
 
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord
+from headway.daemon.cluster.records import CheckpointRecord, EventRecord, Phase, PlanRecord
 from headway.daemon.decide.commands import MAX_EVENTS, MAX_TRIMMED, Command, Decision, Transaction
 from headway.daemon.decide.coordinator import decide
-from headway.daemon.decide.deadlines import LEASE_TTL_S, START_DEADLINE_S
-from headway.daemon.decide.failures import CAUSE_GRACE_S, MOST_SILENT
+from headway.daemon.decide.deadlines import LEASE_TTL_S
 from headway.daemon.decide.situation import LONGEST_PATIENCE_S
-from headway.daemon.jobs.job import COMPILING_S, PLAIN_S, FaultSpec
 from tests.rigs.recovery import lose, recovered, trained, workers
-from tests.rigs.scenarios import cluster_of, events, plan, run_until, running_at_full_speed
-from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.scenarios import events, plan, run_until
 from tests.rigs.simulated_node import steady_view
 
 
 def about_jobs(decision: Decision) -> list[Command]:
     """Return the decision without the record of the users' use."""
     return [command for command in decision.commands if command.job]
-
-
-def test_killed_worker_costs_a_few_batches_and_a_new_timeline() -> None:
-    """SIGKILL; a spare takes over: back to the newest boundary that nodes hold, on a new timeline, with a sentence."""
-    cluster = trained("a", "b", batches=6)
-    cluster.fail_worker("b")
-    after = recovered(cluster)
-    assert (after.source, after.boundary, after.source_timeline, after.timeline) == ("nodes", 4, 1, 2)
-    assert after.ancestry == ((1, 4),)
-    assert after.furthest >= 6
-    assert {stage.node for stage in after.workers} == {"a", "b"}
-    [told] = [text for text in events(cluster) if "SIGKILL" in text]
-    assert told.startswith("The worker of stage ")
-    assert "on node b was killed by SIGKILL; goes back to boundary 4 (" in told
-    assert told.endswith("batches again), 2 stages on a and b")
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_lost_node_is_planned_without_at_once() -> None:
-    """etcd was there all the time: no grace, no settling; the others hold its layers."""
-    cluster = trained("a", "b", "c", batches=6)
-    victim = next(name for name in ("a", "b", "c") if name != cluster.leader)
-    lose(cluster, victim)
-    cluster.calm(max_rounds=1)
-    assert cluster.phase("first").phase is Phase.RECOVERING
-    after = decode(cluster.store.values[Keys.of("first", "next")], PlanRecord)
-    assert victim not in {stage.node for stage in after.workers}
-    assert (after.source, after.boundary) == ("nodes", 4)
-    assert f"{Keys.FAILURES}{victim}/000000" in cluster.store.values
-    run_until(cluster, Phase.FINISHED)
 
 
 def test_absence_right_after_an_outage_is_forgiven_for_one_lease() -> None:
@@ -154,219 +121,6 @@ def test_worker_records_of_old_plans_are_deleted() -> None:
     assert min(generations) >= plan(cluster).generation - 1
 
 
-def test_second_failure_while_recovering_makes_another_plan() -> None:
-    """Of `next`, a worker dies: another generation, the same boundary, one more death on the account."""
-    cluster = trained("a", "b", batches=6)
-    cluster.nodes["a"].workers[0].hangs = True  # keeps the first recovery from coming into force
-    cluster.fail_worker("b")
-    run_until(cluster, Phase.RECOVERING)
-    cluster.calm(max_rounds=2)
-    cluster.fail_worker("b")
-    cluster.nodes["a"].workers[0].hangs = False
-    failed_at = cluster.now
-    after = recovered(cluster)
-    assert cluster.now - failed_at < PLAIN_S / 10, "at once, not when it is late"
-    assert (after.generation, after.timeline, after.boundary) == (3, 3, 4)
-    assert after.ancestry == ((1, 4),)
-    assert cluster.phase("first").failures.num_deaths == 2
-
-
-def test_all_nodes_lost_waits_and_goes_on_from_the_checkpoint() -> None:
-    """Nobody is left: it waits and says so; nodes that come begin at the newest checkpoint."""
-    cluster = trained("a", "b", batches=14)
-    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
-    assert saved.boundary == 12, "the periodic checkpoint"
-    for name in ("a", "b"):
-        lose(cluster, name)
-    cluster.leader = ""
-    cluster.add_node("c")
-    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
-    after = recovered(cluster)
-    assert (after.source, after.boundary, after.source_timeline) == ("checkpoint", 12, 1)
-    assert after.ancestry == ((1, 12),)
-    assert after.timeline == after.generation
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_without_a_plan_it_waits_then_goes_on_or_pauses() -> None:
-    """min_nodes = 2 and one is lost: recovering, with a reason; a pause is obeyed; resumed, it uses what nodes hold."""
-    cluster = trained("a", "b", batches=6, min_nodes=2)
-    victim = next(name for name in ("a", "b") if name != cluster.leader)
-    lose(cluster, victim)
-    cluster.calm(max_rounds=4)
-    phase = cluster.phase("first")
-    assert (phase.phase, phase.reason) == (Phase.RECOVERING, "waits for 1 more node (min_nodes = 2, 1 free)")
-    revision = cluster.store.revision
-    cluster.calm(max_rounds=20)
-    assert cluster.store.revision == revision, "waiting costs no writes"
-    cluster.want("first", Desired.PAUSED)
-    run_until(cluster, Phase.PAUSED)
-    cluster.add_node("c")
-    cluster.want("first", Desired.RUNNING)
-    run_until(cluster, Phase.RUNNING)
-    assert (plan(cluster).source, plan(cluster).boundary, plan(cluster).ancestry) == ("nodes", 4, ((1, 4),))
-    assert plan(cluster).furthest >= 6
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_pause_that_is_wanted_while_recovering_comes_after() -> None:
-    """It goes back first, and then stops for its checkpoint."""
-    cluster = trained("a", "b", batches=6)
-    cluster.fail_worker("a")
-    run_until(cluster, Phase.RECOVERING)
-    cluster.want("first", Desired.PAUSED)
-    recovered(cluster)
-    run_until(cluster, Phase.PAUSED)
-    assert cluster.phase("first").lineage is None
-
-
-def test_failed_job_keeps_its_state_and_resume_uses_it() -> None:
-    """The same error on two nodes: FAILED with the rule and the traceback; resumed, it begins where nodes hold it."""
-    cluster = trained("a", "b", batches=6)
-    cluster.fail_worker("a", "node a: worker-0\nTraceback: bad", fault="ValueError: bad")
-    recovered(cluster)
-    cluster.fail_worker("b", "node b: worker-0\nTraceback: bad", fault="ValueError: bad")
-    run_until(cluster, Phase.FAILED)
-    phase = cluster.phase("first")
-    assert phase.reason.endswith("(ValueError: bad); the same error occurred on a and b: ValueError: bad")
-    assert phase.error.endswith("Traceback: bad")
-    assert phase.lineage is not None
-    cluster.calm(max_rounds=10)
-    assert cluster.phase("first").phase is Phase.FAILED, "an old wish does not revive it"
-    cluster.want("first", Desired.RUNNING)
-    run_until(cluster, Phase.RUNNING)
-    assert (plan(cluster).source, plan(cluster).boundary) == ("nodes", 4)
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_device_without_a_worker_is_left_out() -> None:
-    """No spare: the plan does without the device until its process is there again."""
-    cluster = trained("a", "b", batches=6)
-    cluster.fail_worker("b", has_spare=False)
-    after = recovered(cluster)
-    assert {stage.node for stage in after.workers} == {"a"}
-    cluster.replace_worker("b")
-    cluster.calm(until=lambda: len(plan(cluster).workers) == 2)
-
-
-def complaint(cluster: SimulatedCluster, name: str) -> None:
-    """A worker tells that a neighbour is gone; its process lives."""
-    worker = cluster.nodes[name].workers[0]
-    worker.failure = (worker.started, "the link to stage 1 is lost")
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_the_first_cause_is_told_whoever_reports_first(is_first: bool) -> None:
-    """Stage 1 raises, and its neighbour's complaint comes before or after that: the RuntimeError is the reason."""
-    cluster = trained("a", "b", batches=6)
-    raising, other = plan(cluster).workers[1].node, plan(cluster).workers[0].node
-
-    if is_first:
-        complaint(cluster, other)
-        cluster.calm(until=lambda: bool(cluster.facts().jobs["first"].failed_at))
-        assert cluster.phase("first").phase is Phase.RUNNING, "it waits a moment for the cause"
-    cluster.fail_worker(raising, "Traceback …\nRuntimeError: no", fault="RuntimeError: no")
-    cluster.calm(max_rounds=1)
-    if not is_first:
-        complaint(cluster, other)
-    run_until(cluster, Phase.RECOVERING)
-    phase = cluster.phase("first")
-    assert phase.reason.startswith(f"the worker of stage 1 on node {raising} failed (RuntimeError: no); goes back")
-    assert phase.error.startswith("Traceback")
-    assert [name for name, _ in phase.failures.faults] == ["RuntimeError: no"]
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_a_job_that_goes_back_again_and_again_says_why() -> None:
-    """One worker cannot write: from the third time on, status and events say how often it failed, and where."""
-    cluster = trained("a", "b", batches=3)
-    for _ in range(MOST_SILENT + 1):
-        running_at_full_speed(cluster)
-        cluster.fail_worker("b", "worker cpu:0: write: [Errno 28] No space left on device: '/store/head'")
-        recovered(cluster)
-    told = [text for text in events(cluster) if "times without a new boundary" in text]
-    assert told
-    assert all(f"it failed {MOST_SILENT + 1} times" in text for text in told)
-    assert "[Errno 28] No space left on device: '/store/head'" in cluster.phase("first").reason
-    assert cluster.phase("first").reason.endswith("after 10 it is given up")
-
-
-def test_a_complaint_without_a_cause_is_a_cause_after_a_moment() -> None:
-    """A link is lost and no other cause appears: the job goes back after `CAUSE_GRACE_S`, and no node is charged."""
-    cluster = trained("a", "b", batches=6)
-    complaint(cluster, plan(cluster).workers[0].node)
-    began = cluster.now
-    run_until(cluster, Phase.RECOVERING)
-    assert CAUSE_GRACE_S <= cluster.now - began <= CAUSE_GRACE_S + 2.0
-    assert not any(key.startswith(Keys.FAILURES) for key in cluster.store.values)
-    assert cluster.phase("first").failures.num_deaths == 1
-
-
-def test_node_in_quarantine_is_left_out() -> None:
-    """Its workers died three times: plans do without it, and the wait names it."""
-    cluster = trained("a", "b", batches=6)
-    cluster.quarantine_after = 3
-    for _ in range(3):
-        cluster.fail_worker("b")
-        recovered(cluster)
-        cluster.calm(max_rounds=4)
-    assert {stage.node for stage in plan(cluster).workers} == {"a"}
-
-
-def test_worker_that_does_not_start_is_left_out_of_the_next_plan() -> None:
-    """All were ready, one never runs: after START_DEADLINE_S the job goes on without it."""
-    cluster = cluster_of("a", "b")
-    run_until(cluster, Phase.RUNNING)
-    cluster.nodes["b"].workers[0].hangs = True
-    began = cluster.now
-    run_until(cluster, Phase.RECOVERING)
-    assert cluster.now - began >= START_DEADLINE_S
-    assert any("on node b did not start in time" in text for text in events(cluster))
-    cluster.calm(until=lambda: {stage.node for stage in plan(cluster).workers} == {"a"})
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_worker_that_does_not_stop_is_left_out_and_the_pause_comes_after(victim: int) -> None:
-    """A pause is asked for and one stage hangs: the job goes back without it, and pauses."""
-    cluster = trained("a", "b", batches=6)
-    name = plan(cluster).workers[victim].node
-    cluster.nodes[name].workers[0].hangs = True
-    cluster.want("first", Desired.PAUSED)
-    run_until(cluster, Phase.PAUSED)
-    assert any(f"stage {victim} on node {name} did not" in text for text in events(cluster))
-
-
-@pytest.mark.parametrize(
-    ("compiles", "deadline_s", "how"),
-    [(False, PLAIN_S, "within 120 s"), (True, COMPILING_S, "within 600 s, with its layers compiled")],
-)
-def test_worker_that_does_not_get_ready_lets_the_job_try_again(*, compiles: bool, deadline_s: float, how: str) -> None:
-    """It hangs in its imports: the plan is dropped after its time and counted, and the job tries again."""
-    cluster = SimulatedCluster()
-    cluster.add_node("a")
-    spec = small_spec("first")
-    cluster.submit(replace(spec, train=replace(spec.train, compile=compiles)))
-    cluster.nodes["a"].workers[0].hangs = True
-    run_until(cluster, Phase.PREPARING)
-    began = cluster.now
-    run_until(cluster, Phase.QUEUED, max_rounds=2000)
-    assert deadline_s <= cluster.now - began < deadline_s + 2
-    assert events(cluster)[-1] == f"The new plan is dropped: stage 0 on a not ready {how}"
-    assert cluster.phase("first").failures.num_deaths == 1
-    assert f"{Keys.FAILURES}a/000000" in cluster.store.values
-    cluster.nodes["a"].workers[0].hangs = False
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_error_while_preparing_fails_the_job() -> None:
-    """The worker told of an error before anything was trained: it would do so again."""
-    cluster = cluster_of("a")
-    run_until(cluster, Phase.PREPARING)
-    cluster.nodes["a"].workers[0].failure = (1, "worker-0: the data has another SHA-256")
-    run_until(cluster, Phase.FAILED)
-    assert "the worker of stage 0 on node a failed" in cluster.phase("first").reason
-
-
 def test_etcd_from_an_older_backup_is_noticed() -> None:
     """Nodes know plan 2, etcd knows 1: a plan above both, on a new timeline."""
     cluster = trained("a", "b", batches=6)
@@ -457,15 +211,3 @@ def test_drained_node_is_not_planned_with_while_recovering() -> None:
     for name in ("a", "b"):
         cluster.drain(name)
     cluster.calm(until=lambda: Keys.of("first", "checkpoint") in cluster.store.values)
-
-
-def test_without_snapshots_it_begins_at_the_checkpoint_or_the_beginning() -> None:
-    """snapshot_every = 0: nobody holds anything."""
-    cluster = SimulatedCluster()
-    for name in ("a", "b"):
-        cluster.add_node(name)
-    cluster.submit(small_spec("first", batches=60, fault=FaultSpec(snapshot_every=0, checkpoint_every=0)))
-    running_at_full_speed(cluster)
-    cluster.fail_worker("a")
-    after = recovered(cluster)
-    assert (after.source, after.boundary, after.ancestry, after.timeline) == ("initial", 0, (), 2)

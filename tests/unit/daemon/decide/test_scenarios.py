@@ -18,9 +18,9 @@ from headway.daemon.decide.cluster_view import SETTLE_S
 from headway.daemon.decide.commands import Transaction
 from headway.daemon.decide.conditions import node_saw_later_plan
 from headway.daemon.decide.coordinator import TABLE, decide
-from headway.daemon.decide.deadlines import CHANGE_RETRY_S, START_DEADLINE_S
+from headway.daemon.decide.deadlines import CHANGE_RETRY_S
 from headway.daemon.decide.situation import JobSituation
-from tests.rigs.scenarios import cluster_of, events, plan, run_until, running_at_full_speed
+from tests.rigs.scenarios import cluster_of, plan, run_until, running_at_full_speed
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
@@ -49,25 +49,6 @@ def test_job_waits_until_nodes_settle() -> None:
     assert Keys.of("first", "next") in command.puts
 
 
-def test_waiting_costs_no_writes() -> None:
-    """A job without nodes says what it waits for, once."""
-    cluster = SimulatedCluster()
-    cluster.add_node("a")
-    cluster.submit(small_spec("first", min_nodes=3))
-    cluster.calm(max_rounds=3)
-    assert cluster.phase("first").reason == "waits for 2 more nodes (min_nodes = 3, 1 free)"
-    revision = cluster.store.revision
-    cluster.calm(max_rounds=20)
-    assert cluster.store.revision == revision
-
-
-def test_job_that_contradicts_itself_fails() -> None:
-    """min_nodes above the number of layers is impossible: the job fails with the arithmetic."""
-    cluster = cluster_of("a", min_nodes=9)
-    run_until(cluster, Phase.FAILED)
-    assert "5 layers" in cluster.phase("first").reason
-
-
 def test_job_trains_to_the_end_and_leaves_a_checkpoint() -> None:
     """Three nodes: prepared, run, stopped at B by themselves, checkpointed; the manifest reads as the record."""
     cluster = cluster_of("a", "b", "c", batches=5)
@@ -79,86 +60,6 @@ def test_job_trains_to_the_end_and_leaves_a_checkpoint() -> None:
     assert decode(manifest, CheckpointRecord) == record
     assert msgspec.json.decode(manifest)["spec"]["train"]["batches"] == 5
     assert not {Keys.of("first", leaf) for leaf in ("plan", "next", "stop")} & cluster.store.values.keys()
-
-
-def test_node_that_joins_is_used_without_losing_a_batch() -> None:
-    """A third node joins: all prepare, the old plan stops at b, the new one goes on from b, and a sentence says so."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    cluster.add_node("c")
-    run_until(cluster, Phase.STOPPING)
-    run_until(cluster, Phase.RUNNING)
-    assert {stage.node for stage in plan(cluster).workers} == {"a", "b", "c"}
-    assert plan(cluster).boundary > 0
-    assert plan(cluster).source == "nodes"
-    assert plan(cluster).timeline == 1
-    assert any(text.startswith("Node c joined: 3 stages instead of 2, predicted 1.") for text in events(cluster))
-
-
-def test_node_that_drains_is_planned_away() -> None:
-    """One of two nodes drains: the other takes all layers, and the daemon may go."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    cluster.drain("a")
-    cluster.calm(until=lambda: "a" not in cluster.nodes)
-    assert cluster.phase("first").phase is Phase.RUNNING
-    assert [stage.node for stage in plan(cluster).workers] == ["b"]
-
-
-def test_node_that_drains_while_workers_load_is_planned_away_when_they_run() -> None:
-    """A worker is prepared for one plan at a time: the change waits until the plan in force runs everywhere."""
-    cluster = cluster_of("a", "b")
-    run_until(cluster, Phase.RUNNING)
-    slow = cluster.nodes["b"].workers[0]
-    slow.hangs = True
-    cluster.drain("a")
-    loaded_at = cluster.now + START_DEADLINE_S / 2
-    cluster.calm(until=lambda: cluster.now >= loaded_at or cluster.phase("first").phase is not Phase.RUNNING)
-    assert cluster.phase("first").phase is Phase.RUNNING
-    assert cluster.now >= loaded_at
-    slow.hangs = False
-    cluster.calm(until=lambda: "a" not in cluster.nodes)
-    assert cluster.phase("first").phase is Phase.RUNNING
-    assert [stage.node for stage in plan(cluster).workers] == ["b"]
-
-
-def test_all_nodes_drain_and_the_job_goes_on_later() -> None:
-    """`up` is ended: every node drains at once; the job is saved, queued, and continues on the next node's coming."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    for name in ("a", "b"):
-        cluster.drain(name)
-    cluster.calm(until=lambda: not cluster.nodes)
-    assert cluster.phase("first").phase is Phase.QUEUED
-    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
-    cluster.add_node("z")
-    run_until(cluster, Phase.RUNNING)
-    assert (plan(cluster).source, plan(cluster).boundary) == ("checkpoint", saved.boundary)
-    assert (plan(cluster).timeline, plan(cluster).ancestry) == (saved.timeline, ()), "nothing was rolled back"
-    run_until(cluster, Phase.FINISHED)
-
-
-def test_pause_and_resume() -> None:
-    """A pause ends in a checkpoint and no plan; resume goes on from there, on the same timeline."""
-    cluster = cluster_of("a")
-    running_at_full_speed(cluster)
-    cluster.want("first", Desired.PAUSED)
-    run_until(cluster, Phase.PAUSED)
-    assert Keys.of("first", "plan") not in cluster.store.values
-    cluster.want("first", Desired.RUNNING)
-    run_until(cluster, Phase.RUNNING)
-    assert plan(cluster).timeline == 1
-    assert plan(cluster).generation == 2
-
-
-def test_node_that_comes_back_in_time_is_forgiven() -> None:
-    """etcd lost the leases for a moment and the same daemon registers again: the job trains on."""
-    cluster = cluster_of("a")
-    running_at_full_speed(cluster)
-    cluster.store.revoke(cluster.nodes["a"].lease)
-    cluster.calm(max_rounds=20)
-    assert cluster.phase("first").phase is Phase.RUNNING
-    assert plan(cluster).generation == 1
 
 
 @pytest.mark.parametrize(("wanted", "reached"), [(Desired.CANCELLED, Phase.CANCELLED), (Desired.PAUSED, Phase.PAUSED)])
@@ -180,23 +81,6 @@ def test_cancel_and_pause_work_in_every_phase(phase: Phase, wanted: Desired, rea
     if reached is Phase.PAUSED:
         cluster.want("first", Desired.CANCELLED)
         run_until(cluster, Phase.CANCELLED)
-
-
-def test_a_dropped_change_is_tried_again_later() -> None:
-    """The joining node's worker fails while it prepares. Training continues, and the change is retried later."""
-    cluster = cluster_of("a")
-    running_at_full_speed(cluster)
-    cluster.add_node("b")
-    cluster.nodes["b"].workers[0].hangs = True
-    run_until(cluster, Phase.CHANGING)
-    cluster.nodes["b"].workers[0].hangs = False
-    cluster.nodes["b"].workers[0].failure = (2, "Traceback: no such device")
-    run_until(cluster, Phase.RUNNING)
-    assert plan(cluster).generation == 1
-    given_up_at = cluster.now
-    run_until(cluster, Phase.CHANGING)
-    assert cluster.now - given_up_at >= CHANGE_RETRY_S - 1
-    cluster.calm(until=lambda: plan(cluster).generation == 3)
 
 
 def test_a_change_that_is_given_up_again_and_again_is_tried_less_often() -> None:
@@ -221,46 +105,6 @@ def test_a_change_that_is_given_up_again_and_again_is_tried_less_often() -> None
     cluster.add_node("c")
     run_until(cluster, Phase.CHANGING)
     assert cluster.now - given_up_at <= CHANGE_RETRY_S + 5
-
-
-def test_jobs_are_served_first_in_first_out() -> None:
-    """One device, three jobs: each waits and says for whom; the order is that of submission."""
-    cluster = SimulatedCluster()
-    cluster.add_node("a")
-    for name in ("zebra", "ant", "bee"):
-        cluster.submit(small_spec(name, batches=4))
-    run_until(cluster, Phase.RUNNING, "zebra")
-    assert cluster.phase("ant").reason == "waits for devices of job zebra"
-    assert cluster.phase("bee").reason == "waits for its turn after job ant"
-    cluster.calm(until=lambda: cluster.phase("bee").phase is Phase.FINISHED)
-    finished = [
-        change.key
-        for change in cluster.store.history
-        if change.value and b"Finished" in change.value and "/events/" in change.key
-    ]
-    assert [key.split("/")[3] for key in finished] == ["zebra", "ant", "bee"]
-
-
-def test_job_that_cannot_run_does_not_block_the_next() -> None:
-    """The first job wants three nodes, one is there: the second runs."""
-    cluster = SimulatedCluster()
-    cluster.add_node("a")
-    cluster.submit(small_spec("large", min_nodes=3))
-    cluster.submit(small_spec("small", batches=4))
-    run_until(cluster, Phase.FINISHED, "small")
-    assert cluster.phase("large").phase is Phase.QUEUED
-
-
-def test_two_jobs_share_the_cluster_by_devices() -> None:
-    """The first job takes two nodes at most: the second starts at once on the third."""
-    cluster = SimulatedCluster()
-    for name in ("a", "b", "c"):
-        cluster.add_node(name)
-    cluster.submit(small_spec("first", batches=50, max_nodes=2))
-    cluster.submit(small_spec("second", batches=50))
-    cluster.calm(until=lambda: cluster.phase("second").phase is Phase.RUNNING)
-    assert cluster.phase("first").phase is Phase.RUNNING
-    cluster.calm(until=lambda: cluster.phase("second").phase is Phase.FINISHED)
 
 
 def test_generation_is_above_what_any_node_has_seen() -> None:
@@ -336,17 +180,3 @@ def test_missing_records_fail_the_job_instead_of_hanging_it() -> None:
     [command] = decide(view, now=cluster.now).commands
     assert isinstance(command, Transaction)
     assert "records in etcd are incomplete" in command.reason
-
-
-def test_a_node_that_was_there_from_the_start_has_not_joined() -> None:
-    """Two jobs on two nodes; one ends, and the other moves to the node that it left: nobody says that it joined."""
-    cluster = SimulatedCluster()
-    for name in ("a", "b"):
-        cluster.add_node(name)
-    cluster.submit(small_spec("short", batches=3, max_nodes=1))
-    cluster.submit(small_spec("first", batches=200))
-    run_until(cluster, Phase.FINISHED, "short")
-    cluster.calm(until=lambda: len({stage.node for stage in plan(cluster).workers}) == 2, max_rounds=400)
-    told = " ".join(events(cluster))
-    assert "joined" not in told
-    assert "idle until now, can be used: 2 stages instead of 1" in told

@@ -57,73 +57,6 @@ def events(cluster: SimulatedCluster, job: str) -> list[str]:
     return [decode(cluster.store.values[key], EventRecord).text for key in found]
 
 
-def test_a_running_job_shrinks_for_another_users_job() -> None:
-    """Alice trains on three nodes, bob submits: he starts within seconds, and no batch of hers is computed twice."""
-    cluster = cluster_of("a", "b", "c")
-    submit(cluster, "first")
-    trains(cluster, "first")
-    assert len(nodes_of(cluster, "first")) == 3
-    began = cluster.now
-    submit(cluster, "second", "bob")
-    cluster.calm(until=lambda: is_running(cluster, "second"))
-    assert cluster.now - began < 30
-    trains(cluster, "first")
-    assert (len(nodes_of(cluster, "first")), len(nodes_of(cluster, "second"))) == (2, 1)
-    plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
-    assert (plan.timeline, plan.ancestry) == (1, ()), "a planned change rolls nothing back"
-    assert any(
-        text.startswith("Gives devices to job second of bob: 2 stages instead of 3")
-        for text in events(cluster, "first")
-    )
-
-
-def test_a_running_job_keeps_its_least() -> None:
-    """min_nodes = 2 of three: the other user's job gets the third node, and waits no longer."""
-    cluster = cluster_of("a", "b", "c")
-    submit(cluster, "first", min_nodes=2)
-    trains(cluster, "first")
-    submit(cluster, "second", "bob")
-    trains(cluster, "first", "second")
-    assert (len(nodes_of(cluster, "first")), len(nodes_of(cluster, "second"))) == (2, 1)
-
-
-def test_jobs_of_one_user_run_one_after_the_other() -> None:
-    """Alice submits another: it waits for the first, says so, and what the first has stays with it."""
-    cluster = cluster_of("a", "b")
-    submit(cluster, "first")
-    trains(cluster, "first")
-    submit(cluster, "second")
-    for_seconds(cluster, 3 * SLICE_S, step_s=20.0)
-    assert cluster.phase("second").reason == "waits for devices of job first"
-    assert nodes_of(cluster, "first") == {"a", "b"}
-
-
-def test_a_new_node_goes_to_the_job_that_waits() -> None:
-    """A node joins while a job of the same user waits: that starts on it, and the running one does not grow."""
-    cluster = cluster_of("a", "b")
-    submit(cluster, "first")
-    trains(cluster, "first")
-    submit(cluster, "second")
-    cluster.add_node("c")
-    trains(cluster, "second")
-    assert nodes_of(cluster, "second") == {"c"}
-    assert nodes_of(cluster, "first") == {"a", "b"}
-
-
-def test_a_job_for_a_busy_site_does_not_block_an_idle_one() -> None:
-    """The head of the queue waits for a node of site x; the job behind it starts on site y at once."""
-    cluster = cluster_of()
-    for name, site in (("x1", "x"), ("y1", "y"), ("y2", "y")):
-        cluster.add_node(name, site=site)
-    submit(cluster, "busy", sites=("x",))
-    trains(cluster, "busy")
-    submit(cluster, "head", sites=("x",))
-    submit(cluster, "behind", sites=("y",))
-    trains(cluster, "behind")
-    assert nodes_of(cluster, "behind") == {"y1", "y2"}
-    assert cluster.phase("head").reason == "waits for devices of job busy"
-
-
 @pytest.mark.parametrize("has_others", [False, True])
 def test_backfill_delays_nobody_ahead(has_others: bool) -> None:
     """A big job waits for a short one: it starts at the same time, whether or not small ones come after it."""
@@ -143,26 +76,6 @@ def test_backfill_delays_nobody_ahead(has_others: bool) -> None:
     if has_others:
         assert cluster.phase("small-0").reason == "waits for devices of job big"
         assert cluster.phase("small-1").reason == "waits for its turn after job small-0"
-
-
-def test_a_higher_priority_stops_what_cannot_shrink() -> None:
-    """A job needs both nodes: one of a higher priority waits until it has run for a time slice, then it is saved, and
-    goes on when the other is done; a batch is never lost."""
-    cluster = cluster_of("a", "b", slice_s=120.0)
-    submit(cluster, "low", min_nodes=2)
-    trains(cluster, "low")
-    submit(cluster, "high", "bob", priority=5, batches=80, min_nodes=2)
-    cluster.calm(max_rounds=4)
-    assert cluster.phase("high").reason == "waits for devices of job low: keeps its devices until it has run for 120 s"
-    for_seconds(cluster, 60)
-    assert is_running(cluster, "low")
-    cluster.calm(until=lambda: is_running(cluster, "high"))
-    [stop] = [text for text in events(cluster, "low") if text.startswith("Gives way")]
-    assert stop == "Gives way to job high of bob (priority 5): stops, writes a checkpoint, and is queued"
-    assert cluster.phase("low").reason == "waits for devices of job high: has priority 5"
-    cluster.calm(until=lambda: cluster.phase("high").phase is Phase.FINISHED)
-    trains(cluster, "low")
-    assert decode(cluster.store.values[Keys.of("low", "plan")], PlanRecord).timeline == 1
 
 
 def test_a_job_that_starts_slowly_keeps_its_devices_for_as_long_as_its_sentence_says() -> None:
@@ -185,16 +98,6 @@ def test_a_job_that_starts_slowly_keeps_its_devices_for_as_long_as_its_sentence_
         assert cluster.phase("high").reason == told
         for_seconds(cluster, 5.0)
     assert cluster.now - began == pytest.approx(kept_s, abs=15.0)
-
-
-def test_a_higher_priority_shrinks_a_lower_at_once() -> None:
-    """Nothing has to be stopped where the lower can shrink to min_nodes: the higher gets the rest within seconds."""
-    cluster = cluster_of("a", "b", "c")
-    submit(cluster, "low")
-    trains(cluster, "low")
-    submit(cluster, "high", priority=1)
-    trains(cluster, "low", "high")
-    assert (len(nodes_of(cluster, "low")), len(nodes_of(cluster, "high"))) == (1, 2)
 
 
 def test_a_small_job_of_another_user_is_served_after_a_slice() -> None:
@@ -222,21 +125,6 @@ def test_waiting_and_sharing_cost_no_writes() -> None:
     for_seconds(cluster, 100)
     assert not any(change.key.startswith(Keys.job("third")) for change in cluster.store.history[seen:])
     assert sum(change.key == Keys.USAGE for change in cluster.store.history[seen:]) <= 2
-
-
-def test_a_recovering_job_gets_back_what_it_lost_before_others_start() -> None:
-    """A node dies and another comes: the recovering job gets it, and the waiting job keeps waiting."""
-    cluster = cluster_of("a", "b")
-    submit(cluster, "first", min_nodes=2)
-    trains(cluster, "first")
-    submit(cluster, "second")
-    cluster.kill("b")
-    cluster.expire("b")
-    for_seconds(cluster, 10)
-    cluster.add_node("c")
-    trains(cluster, "first")
-    assert nodes_of(cluster, "first") == {"a", "c"}
-    assert cluster.phase("second").phase is Phase.QUEUED
 
 
 def test_the_leader_wakes_when_a_time_slice_is_over() -> None:
