@@ -17,7 +17,7 @@ from headway.daemon.cluster.records import Phase, Save, WorkerRecord, WorkerStat
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.decide.boundaries import pinned
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.job_view import IN_FORCE, JobView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.plan.paths import pair_of
 from headway.daemon.worker.goal import Failure
 
@@ -79,16 +79,6 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
         for plan in (job.plan, job.next)
         if plan is not None
         for stage in plan.workers
-    )
-
-
-def has_steps_ahead(view: ClusterView, node: str) -> bool:
-    """Return whether others wait for steps of this node: a job in which it has a part starts, changes or stops."""
-    return any(
-        name == node
-        for job in view.jobs.values()
-        if job.next is not None or (job.phase.phase in IN_FORCE and job.phase.phase is not Phase.RUNNING)
-        for name, _ in job.devices
     )
 
 

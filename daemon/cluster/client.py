@@ -27,7 +27,7 @@ from headway.daemon.cluster.transaction import (
     to_text,
     transaction_request,
 )
-from headway.daemon.cluster.watch import WatchBatch, never, watch
+from headway.daemon.cluster.watch import WatchBatch, watch
 from headway.proto import etcd_pb2
 from headway.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, MaintenanceStub
 
@@ -253,11 +253,9 @@ class EtcdClient:
 
     # --- watches and health ------------------------------------------------------------------------------------------
 
-    def watch(
-        self, prefix: str, *, from_revision: int, below: str = "", rest_s: Callable[[], float] = never
-    ) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, *, from_revision: int, below: str = "") -> AsyncIterator[WatchBatch]:
         """Yield changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
-        return watch(self._connection, prefix, below=below, from_revision=from_revision, rest_s=rest_s)
+        return watch(self._connection, prefix, below=below, from_revision=from_revision)
 
     async def status(self) -> EtcdStatus:
         """Return the member's report; also the cheapest way to find out whether any member answers."""

@@ -1,7 +1,7 @@
 """A watch: yields changes as they happen, until its one connection to one server ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -56,20 +56,12 @@ class WatchBatch:
         return self.events[-1].mod_revision
 
 
-def never() -> float:
-    """Return that a watch does not rest."""
-    return 0.0
-
-
 async def watch(
-    connection: EtcdConnection, prefix: str, *, from_revision: int, below: str = "", rest_s: Callable[[], float] = never
+    connection: EtcdConnection, prefix: str, *, from_revision: int, below: str = ""
 ) -> AsyncIterator[WatchBatch]:
     """Yield every change of keys that begin with a prefix, from a revision on, until the connection breaks.
 
     below: only of keys that sort before it; empty: of all.
-
-    rest_s: is asked after each batch for how many seconds changes shall gather in etcd, which then tells them in few
-    replies; 0: none. The stream stays meanwhile, so that the server behind it is still the same one.
 
     The watch does not resume. An etcd that is back may be another one, or an older state of the old one, and would
     leave a watch for a future revision silent. So the caller lists again.
@@ -82,7 +74,7 @@ async def watch(
     """
     endpoint = connection.endpoint
     try:
-        async for reply in _stream_with_login(connection, range_of(prefix, below), from_revision, rest_s):
+        async for reply in _stream_with_login(connection, range_of(prefix, below), from_revision):
             if reply.created and reply.header.revision < from_revision - 1:
                 raise StoreUnreachableError(
                     f"etcd at {endpoint}", f"is at revision {reply.header.revision}, before {from_revision - 1}"
@@ -108,7 +100,7 @@ async def watch(
 
 
 async def _stream_with_login(
-    connection: EtcdConnection, keys: KeyRange, from_revision: int, rest_s: Callable[[], float]
+    connection: EtcdConnection, keys: KeyRange, from_revision: int
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Do `_stream`, with a new login if the present one has been forgotten.
 
@@ -117,7 +109,7 @@ async def _stream_with_login(
     """
     has_begun = False
     try:
-        async for reply in _stream(connection, keys, from_revision, rest_s):
+        async for reply in _stream(connection, keys, from_revision):
             has_begun = True
             yield reply
         return
@@ -128,12 +120,12 @@ async def _stream_with_login(
         if not connection.access.user or has_begun:
             raise
     await connection.log_in()
-    async for reply in _stream(connection, keys, from_revision, rest_s):
+    async for reply in _stream(connection, keys, from_revision):
         yield reply
 
 
 async def _stream(
-    connection: EtcdConnection, keys: KeyRange, from_revision: int, rest_s: Callable[[], float]
+    connection: EtcdConnection, keys: KeyRange, from_revision: int
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Yield one stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError
     for silence.
@@ -141,7 +133,7 @@ async def _stream(
     metadata = (("hasleader", "true"), *connection.metadata)
     target, timeout_s = f"etcd at {connection.endpoint}", connection.access.timeout_s
     call = etcd_pb2_grpc.WatchStub(connection.channel).Watch(metadata=metadata)
-    silence, gather_s = _Silence(call), 0.0
+    silence = _Silence(call)
     try:
         async with asyncio.timeout(timeout_s):
             await call.write(_creation(keys, from_revision))
@@ -149,20 +141,10 @@ async def _stream(
         while isinstance(reply, etcd_pb2.WatchResponse):
             if reply.compact_revision:
                 raise CompactedError(target, f"revision {from_revision} was compacted away")
-            if reply.canceled and gather_s:
-                await asyncio.sleep(gather_s)
-                gather_s = 0.0
-                await _tell(call, _creation(keys, from_revision))
-            elif reply.canceled:
+            if reply.canceled:
                 kind = _ForbiddenError if FORBIDDEN in reply.cancel_reason else StoreUnreachableError
                 raise kind(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
-            else:
-                yield reply
-                if reply.events:
-                    from_revision = reply.events[-1].kv.mod_revision + 1
-                    if not gather_s and (gather_s := rest_s()):
-                        close = etcd_pb2.WatchCancelRequest(watch_id=reply.watch_id)
-                        await _tell(call, etcd_pb2.WatchRequest(cancel_request=close))
+            yield reply
             reply = await silence.read()
     except TimeoutError as error:
         raise StoreUnreachableError(target, f"no watch was made within {timeout_s:g} s") from error

@@ -1,7 +1,7 @@
 """Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions.
 
-Some changes wait a moment, so that one look, or one reply of etcd, is about many of them: while hundreds of daemons
-join or are lost, each is told of every other, and a reply costs the same however many changes it tells.
+Some changes wait a moment, so that one look is about many of them: while hundreds of daemons join or are lost, each is
+told of every other.
 """
 
 import asyncio
@@ -54,38 +54,6 @@ def went_back(
         if revision < known.get(key, 0) <= found.revision:
             return f"{key} is of revision {revision} after {known[key]}"
     return None
-
-
-BURST: Final = 30.0
-"""Replies that a daemon hears one by one, before it lets changes gather."""
-PER_S: Final = 1.0
-"""Replies per second that it hears one by one in the long run."""
-GATHER_PER_NODE_S: Final = 2e-3
-"""Seconds per node of the cluster for which changes gather."""
-LEAST_S: Final = 0.5
-"""Least time for which they gather: a rest takes three messages itself."""
-MOST_S: Final = 2.0
-FEW_NODES: Final = 50
-"""In a cluster of so many nodes changes never gather."""
-
-
-class WatchPace:
-    """Counts the replies to one watch. `now` is seconds of a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._left = BURST
-        self._counted_at = 0.0
-
-    def heard(self, *, now: float) -> None:
-        """Count a reply."""
-        self._left = max(min(self._left + PER_S * (now - self._counted_at), BURST) - 1.0, 0.0)
-        self._counted_at = now
-
-    def rest_s(self, num_nodes: int) -> float:
-        """Return for how many seconds changes had better gather from now on; 0: not at all."""
-        if num_nodes <= FEW_NODES or self._left >= 1.0:
-            return 0.0
-        return min(max(GATHER_PER_NODE_S * num_nodes, LEAST_S), MOST_S)
 
 
 PER_NODE_S: Final = 1e-3
@@ -152,11 +120,8 @@ class ClusterWatch:
         of the records for the leader alone (Keys.FOR_LEADER), which are most of what nodes write. A daemon that begins
         to lead waits for `probes_seen`.
         """
-        self.may_rest: Callable[[], bool] = lambda: False
-        """Whether changes may gather for a moment (watch_pace.py), because nobody waits for this daemon."""
         self._client = client
         self._clock = clock
-        self._pace = WatchPace()
         self._refused_for_s = refused_for_s
         self._chooses_relays = chooses_relays
         self._refused_since: float | None = None
@@ -215,7 +180,7 @@ class ClusterWatch:
         below, start = _below(self._has_probes), self.revision + 1
         try:
             async with asyncio.timeout(None) as self._watching:
-                async for batch in self._client.watch(PREFIX, below=below, from_revision=start, rest_s=self._rest_s):
+                async for batch in self._client.watch(PREFIX, below=below, from_revision=start):
                     self._take_batch(batch)
         finally:
             self._watching = None
@@ -258,10 +223,6 @@ class ClusterWatch:
         except TimeoutError:
             return False
         return True
-
-    def _rest_s(self) -> float:
-        rest_s = self._pace.rest_s(len(self.view.nodes))
-        return rest_s if rest_s and self.may_rest() else 0.0
 
     async def _took_probes(self) -> bool:
         """Apply the records for the leader; return whether etcd lists them. Raises StoreError.
@@ -332,7 +293,6 @@ class ClusterWatch:
 
     def _take_batch(self, batch: WatchBatch) -> None:
         leads, blocked = self.leads(), self.view.blocked
-        self._pace.heard(now=self._clock())
         self._apply(batch.events)
         self._came_to(batch.revision)
         if self._clock() >= self._forgot_at + FORGETS_EVERY_S:

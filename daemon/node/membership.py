@@ -15,7 +15,7 @@ from headway.daemon.agent.agent import Agent, Surroundings
 from headway.daemon.agent.local_state import generations_ahead, generations_seen
 from headway.daemon.agent.probing import Probing
 from headway.daemon.agent.profiling import DeviceSpeeds
-from headway.daemon.agent.steps_due import has_steps_ahead, is_awaited, is_named
+from headway.daemon.agent.steps_due import is_awaited, is_named
 from headway.daemon.agent.sweeps import sweep_daily
 from headway.daemon.base.activities import Activities
 from headway.daemon.base.addresses import join_address, split_address
@@ -144,7 +144,6 @@ class Membership:
         )
         self._leadership = self._candidate(record.incarnation)
         services.cluster.leads = lambda: self._leadership.is_leading
-        services.cluster.may_rest = self._may_rest
 
     def _candidate(self, incarnation: str) -> Leadership:
         services, config, plans = self._services, self._services.config, PlanCache()
@@ -350,11 +349,6 @@ class Membership:
     async def leave(self) -> None:
         """Revoke the lease: every record under it is gone at once."""
         await self._registration.leave()
-
-    def _may_rest(self) -> bool:
-        return not (
-            self._leadership.is_leading or has_steps_ahead(self._services.cluster.view, self._services.config.name)
-        )
 
     def _is_needed(self, view: ClusterView) -> bool:
         name = self._services.config.name

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.measurements import ProbeRecord
 from headway.daemon.cluster.records import Desired, DesiredRecord
-from headway.daemon.cluster.watch import WatchBatch
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from tests.integration.conftest import Etcd
-from tests.rigs.blocked_ways import node
 from tests.rigs.cluster_watch import DEADLINE_S, until_desired, watching
 from tests.rigs.server import free_port
 
@@ -49,37 +46,6 @@ async def test_the_view_has_what_was_there_and_what_comes(etcd: Etcd, client: Et
         assert await cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
         assert cluster.view.revision_of(KEY) == 0
         assert not await cluster.caught_up(revision + 1000, timeout_s=0.01)
-
-
-async def test_a_view_rests_in_a_storm_and_is_right_after_it(etcd: Etcd, client: EtcdClient) -> None:
-    """400 nodes come and go in a large cluster: the view has each change, from a few dozen replies of etcd.
-
-    A daemon that somebody waits for hears each change at once.
-    """
-    for may_rest in (True, False):
-        async with watching(client) as cluster:
-            cluster.may_rest = partial(bool, may_rest)
-            cluster.view.nodes |= {f"n{index}": node(f"n{index}") for index in range(100)}
-            batches, take = 0, cluster._take_batch
-
-            def counted(batch: WatchBatch, take: Any = take) -> None:
-                nonlocal batches
-                batches += 1
-                take(batch)
-
-            setattr(cluster, "_take_batch", counted)  # noqa: B010 - mypy: a method
-            await cluster.changed(0)
-            for index in range(400):
-                await client.put(Keys.node(f"a{index}"), encode(node(f"a{index}")))
-                if index % 2:
-                    await client.delete(Keys.node(f"a{index}"))
-            revision = await client.put(Keys.node("last"), encode(node("last")))
-            assert await cluster.caught_up(revision, timeout_s=DEADLINE_S)
-            assert {name for name in cluster.view.nodes if name[0] == "a"} == {
-                f"a{index}" for index in range(0, 400, 2)
-            }
-            assert (batches < 300) is may_rest
-        await client.delete_prefix(Keys.NODES)
 
 
 async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.agent.steps_due import has_steps_ahead
 from headway.daemon.base.activities import Activities
 from headway.daemon.blobs.file_threads import FileThreads
-from headway.daemon.cluster.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, WorkerPart, seen_key
+from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart, seen_key
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.situation import JobSituation
@@ -112,27 +111,3 @@ def plan(node: str) -> PlanRecord:
     """One stage on a node."""
     stage = WorkerPart(node=node, node_incarnation=f"{node}-1", device_index=0, layers=("embed",), depth=1)
     return PlanRecord(generation=1, timeline=1, workers=(stage,))
-
-
-@pytest.mark.parametrize(
-    ("phase", "present", "coming", "waiting"),
-    [
-        (Phase.RUNNING, "a", "", ""),
-        (Phase.CHANGING, "a", "b", "ab"),
-        (Phase.RUNNING, "a", "b", "ab"),
-        (Phase.STOPPING, "a", "", "a"),
-        (Phase.RECOVERING, "a", "b", "ab"),
-        (Phase.QUEUED, "", "b", "b"),
-        (Phase.FINISHED, "a", "", ""),
-    ],
-)
-def test_a_node_of_a_plan_that_is_not_settled_has(phase: Phase, present: str, coming: str, waiting: str) -> None:
-    """Also in a plan that is prepared while the job trains under the present one."""
-    view = ClusterView()
-    view.jobs["j"] = JobView(
-        name="j",
-        phase=PhaseRecord(phase=phase),
-        plan=plan(present) if present else None,
-        next=plan(coming) if coming else None,
-    )
-    assert {name for name in "abc" if has_steps_ahead(view, name)} == set(waiting)
