@@ -181,7 +181,7 @@ class Server:
 
 async def replies(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(watch, "_stream", server.stream)
-    return [reply async for reply in watch._stream_with_login(server, "/", 1, watch.never)]  # type: ignore[arg-type]
+    return [reply async for reply in watch._stream_with_login(server, "/", 1)]  # type: ignore[arg-type]
 
 
 async def test_a_forbidden_watch_is_asked_for_again_after_a_login(monkeypatch: pytest.MonkeyPatch) -> None:

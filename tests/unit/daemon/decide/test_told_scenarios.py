@@ -80,8 +80,8 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
             cluster.calm(until=lambda: all(worker.applied >= int(number) for worker in workers(cluster)))
             cluster.calm(max_rounds=2)
         case "submit", [name, *user]:
-            faults = {key: options.pop(key) for key in ("snapshot_every", "checkpoint_every") if key in options}
-            fault = FaultSpec(**({"snapshot_every": 4, "checkpoint_every": 12} | faults))
+            snapshots, checkpoints = options.pop("snapshot_every", 4), options.pop("checkpoint_every", 12)
+            fault = FaultSpec(snapshot_every=snapshots, checkpoint_every=checkpoints)
             priority, compiles = options.pop("priority", 0), options.pop("compile", False)
             spec = small_spec(name, fault=fault, **({"batches": 200} | options)).with_priority(priority)
             cluster.submit(replace(spec, train=replace(spec.train, compile=compiles)), user="".join(user))
@@ -95,9 +95,10 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
             cluster.calm(max_rounds=int(float(seconds) * 2))
         case (("pause" | "resume" | "cancel"), [job]):
             cluster.want(job, WISHES[what])
-        case (("lose" | "drain" | "lapse" | "replace"), [name]):
-            acts = {"drain": cluster.drain, "lapse": cluster.lapse, "replace": cluster.replace_worker}
-            acts.get(what, lambda name: lose(cluster, name))(name)
+        case "lose", [name]:
+            lose(cluster, name)
+        case (("drain" | "lapse" | "replace"), [name]):
+            {"drain": cluster.drain, "lapse": cluster.lapse, "replace": cluster.replace_worker}[what](name)
         case "kill", [name]:
             cluster.fail_worker(name, **options)
         case "fail", [name, *error]:
