@@ -96,6 +96,11 @@ class PaceWalk:
         work = costs.num_microbatches * self._each[:, whole] + self._update[:, whole]
         self._least = float(1.0 / np.sum(1.0 / work))
 
+    @property
+    def num_stages(self) -> int:
+        """Return the number of stages that the pipeline must have; 0: any."""
+        return len(self._shape)
+
     def best(self, at_most: float = inf, most_stages: int = 0, at_least: float = 0.0) -> Cut | None:
         """Return a pipeline whose stages and links keep to a time near the least; None: none within at_most.
 

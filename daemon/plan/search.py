@@ -111,11 +111,10 @@ class Search:
         self._placement = costs.spec.placement
         self._slots = self._within_most_nodes(slots)
         self._by_name = {slot: index for index, slot in enumerate(sorted(self._slots, key=self._seat_key))}
-        num_stages = min(costs.num_layers, costs.num_microbatches)
+        self._most_stages = min(costs.num_layers, costs.num_microbatches)
         has_ranks = costs.links.has_relays or (at_home.holds_files and not at_home.previous)
         self._closeness = 1.0 if has_ranks else 1.0 - PRECISION
         """What part of the best time another order must reach; 1: as good a one may have a better rank."""
-        self._most_workers = min(len(self._slots), num_stages * costs.num_groups)
 
     def best(self) -> Found | None:
         """Return the best pipeline that uses as many nodes as the job demands; None: none was found that fits."""
@@ -253,8 +252,15 @@ class Search:
         """Return the best pipeline along an order, if it beats one; None: there is none."""
         found = None
         is_uneven = self._costs.num_microbatches % self._costs.num_groups > 0
-        for is_hopeful in (False, True) if is_uneven and len(order) <= FEW_SEATS else (False,):
+        is_few = len(order) <= FEW_SEATS
+        for is_hopeful in (False, True) if is_uneven and is_few else (False,):
             found = self._fastest(PaceWalk(self._costs, order, is_hopeful=is_hopeful), order, found or best) or found
+        known = found or best
+        if known is None or not (known.is_far and is_few) or self._placement.replicas or self._costs.spec.train.delay:
+            return found
+        # The fastest pace has few stages, and replicas. Where a batch waits for its ways, more stages and none may win.
+        for number in range(len(known.cut.runs), min(len(order), self._most_stages) + 1):
+            found = self._fastest(PaceWalk(self._costs, order, (1,) * number), order, found or best) or found
         return found
 
     def _fastest(self, walk: PaceWalk, order: Order, best: Found | None) -> Found | None:
@@ -263,19 +269,22 @@ class Search:
         Without delay a longer pipe takes longer to fill, and with delay a longer way may be too long for m. Then fewer
         stages may be faster than the cut whose slowest stage is fastest.
         """
-        train, found = self._costs.spec.train, None
-        most_stages = min(len(order), self._costs.num_layers, self._costs.num_microbatches)
+        train, found, least_s = self._costs.spec.train, None, 0.0
+        most_stages = min(len(order), self._most_stages)
         # Links through one relay share its line: fewer stages may be faster there, too.
         is_relayed = self._costs.links.has_relays
         is_quick = bool(train.delay) and len(order) > FEW_SEATS and not is_relayed
         while most_stages > 0:
             at_most = inf if best is None else (best.hidden_s if is_quick else best.seconds) * self._closeness
-            cut = walk.best(at_most / fill_factor(most_stages, train.microbatches, train.delay), most_stages)
+            at_most /= fill_factor(walk.num_stages or most_stages, train.microbatches, train.delay)
+            cut = walk.best(at_most, most_stages, least_s)
+            if cut is None:
+                least_s = at_most  # fewer stages are no faster
             timed = None if cut is None else self._timed(cut, order)
             if timed is not None and timed.beats(best):
                 best = found = timed
             is_hidden = train.delay and not is_relayed and (timed is None or is_quick or not timed.is_far)
-            if self._placement.replicas or is_hidden:
+            if walk.num_stages or is_hidden:
                 break
             number = most_stages if cut is None else len(cut.runs)
             most_stages = number - 1 if len(order) <= FEW_SEATS else number // 2
