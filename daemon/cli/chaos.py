@@ -1,6 +1,7 @@
 """`headway chaos`: injects faults into a cluster, and checks whether it recovers."""
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,19 +32,24 @@ def register(app: typer.Typer) -> None:
     add(app, chaos)
 
 
-def chaos(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; not needed when one is active.")] = None,
-    faults: Annotated[str, typer.Option(help=f"Of {', '.join(FaultKind)}.")] = ",".join(DEFAULT_KINDS),
-    rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min",
-    for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m",
-    seed: Annotated[
-        int, typer.Option(help="Seed of the schedule: the same seed and options give the same faults.")
-    ] = 0,
-    nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
-    longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosOptions:
+    """Which faults strike, when and where."""
+
+    faults: Annotated[str, typer.Option(help=f"Of {', '.join(FaultKind)}.")] = ",".join(DEFAULT_KINDS)
+    rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min"
+    for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m"
+    seed: Annotated[int, typer.Option(help="Seed of the schedule: the same seed and options give the same faults.")] = 0
+    nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = ""
+    longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s"
     yes: Annotated[
         bool, typer.Option("--yes", help="Inject faults into a cluster on other machines without confirmation.")
-    ] = False,
+    ] = False
+
+
+def chaos(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; not needed when one is active.")] = None,
+    options: ChaosOptions = ChaosOptions(),
     *,
     where: Where,
     as_json: AsJson = False,
@@ -58,18 +64,18 @@ def chaos(
     """
     from headway.daemon.base.interrupts import run_interruptible
 
-    kinds, duration_s = parse_kinds(faults), parse_duration(for_)
+    kinds, duration_s, seed = parse_kinds(options.faults), parse_duration(options.for_), options.seed
     strikes = fault_schedule(
         seed=seed,
         kinds=kinds,
-        rate_per_minute=parse_rate(rate),
+        rate_per_minute=parse_rate(options.rate),
         duration_s=duration_s,
-        longest_s=parse_duration(longest),
+        longest_s=parse_duration(options.longest),
     )
     address = where.find()
-    if address.state_dir is None and not yes:
+    if address.state_dir is None and not options.yes:
         typer.confirm(f"inject {len(strikes)} faults into the cluster of etcd {', '.join(address.etcd)}?", abort=True)
-    only = tuple(filter(None, (name.strip() for name in nodes.split(","))))
+    only = tuple(filter(None, (name.strip() for name in options.nodes.split(","))))
 
     async def main(_force: "asyncio.Event") -> int:
         import asyncio

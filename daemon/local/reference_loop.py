@@ -107,15 +107,8 @@ def reference(
             end = tally.end or train.batches
         losses, group_sums = _gradients(job, model, versions.parameters[version], tokens, b, cuts, device)
         versions.step(b, group_sums)
-        on_batch(
-            BatchResult(
-                batch=b,
-                loss=_fold(losses) / train.microbatches,
-                tokens=train.tokens_per_batch,
-                seconds=perf_counter() - started,
-                eval_loss=eval_loss,
-            )
-        )
+        loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
+        on_batch(BatchResult(batch=b, loss=loss, tokens=train.tokens_per_batch, seconds=seconds, eval_loss=eval_loss))
     return versions.weights(end)
 
 

@@ -206,7 +206,7 @@ def test_status_for_people(headway: Headway, fake_cluster: ModuleType) -> None:
 def test_nodes_and_events_as_json(headway: Headway, fake_cluster: ModuleType) -> None:
     """`nodes --json` and `events --json` are the records themselves."""
     _, out, _ = headway("nodes", "--json")
-    assert [found["name"] for found in json.loads(out)] == ["a", "b"]
+    assert [(found["name"], found["failures"]) for found in json.loads(out)] == [("a", []), ("b", [])]
     _, out, _ = headway("events", "demo", "--json")
     assert json.loads(out) == [{"at": 1.0, "text": "Node b joined.", "generation": 3}]
 

@@ -277,12 +277,6 @@ def test_errors_of_one_job_are_listed_and_leave_no_node_out() -> None:
     assert not any("quarantined" in line for line in node_lines(view))
 
 
-def test_nodes_as_json_have_their_failures(headway: Any, fake_cluster: Any) -> None:
-    """`nodes --json`: each record with its failures."""
-    _, out, _ = headway("nodes", "--json")
-    assert [found["failures"] for found in json.loads(out)] == [[], []]
-
-
 def test_days_of_an_authority_that_exists_are_refused(tmp_path: Any, headway: Any) -> None:
     """`certs --days` counts for a new authority only; it is not silently ignored later."""
     assert headway("certs", str(tmp_path / "ca"), "a", "--days", "10")[0] == 0
