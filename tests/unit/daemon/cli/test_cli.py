@@ -239,7 +239,7 @@ def test_plan_as_json(headway: Headway, tmp_path: Path) -> None:
     code, out, _ = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--json")
     assert code == 0
     plan = json.loads(out)
-    layers = [layer for stage in plan["stages"] for layer in stage["layers"]]
+    layers = [layer for worker in plan["plan"]["workers"] for layer in worker["layers"]]
     assert layers[0] == "embed"
     assert len(set(layers)) == len(layers) == 10
 
