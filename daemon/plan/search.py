@@ -11,7 +11,7 @@ Tests compare small clusters with all plans that there are.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, combinations, groupby, islice, pairwise, permutations
+from itertools import chain, combinations, groupby, pairwise, permutations
 from math import inf
 from typing import Final
 
@@ -27,12 +27,10 @@ TIE: Final = 1e-9
 """Relative difference below which two predictions count as equal."""
 BETTER: Final = 0.998
 """A move must shorten a batch to this part of its time, or less."""
-MOST_TRIES: Final = 1000
+MOST_TRIES: Final = 300
 """Maximum number of places that the walks of one kind of move go through, beyond one walk through all."""
 ALL_ORDERS_SEATS: Final = 5
 """Up to so many seats, every order is tried."""
-NUM_STARTS: Final = 4
-"""Number of orders from which moves begin where room is short."""
 MANY_SEATS: Final = 100
 """With more seats, fewer orders are tried."""
 FEW_SEATS: Final = 12
@@ -89,6 +87,10 @@ class Found:
     hidden_s: float
     """Seconds of a batch if distance cost nothing."""
 
+    def by_time(self) -> tuple[float, tuple[int, ...]]:
+        """Return a key that sorts the fastest first."""
+        return self.seconds, self.rank
+
     @property
     def is_far(self) -> bool:
         """Return whether a batch waits for frames on their way."""
@@ -127,10 +129,9 @@ class Search:
             return None
         best = self._with_better_order(best)
         if self._costs.memory.is_limited and ALL_ORDERS_SEATS < len(self._slots) <= FEW_SEATS:
-            # Where room is short, moves from one good order may not lead to the best one.
-            for order in islice(self._orders(), NUM_STARTS):
-                if (found := self._along(order, None)) is not None:
-                    best = min(best, self._with_better_order(found), key=lambda each: (each.seconds, each.rank))
+            # Where room is short, moves from the best order may not lead to the best plan: the first one starts, too.
+            found = self._along(next(self._orders()), None)
+            best = best if found is None else min(best, self._with_better_order(found), key=Found.by_time)
         best = self._with_wanted_nodes(best)
         if best is None:
             return None
@@ -408,7 +409,7 @@ class Search:
                 for cut in _with_one_more(best.cut, slot)
                 if self._fits(cut)
             )
-            found = min(filter(None, added), key=lambda each: (each.seconds, each.rank), default=None)
+            found = min(filter(None, added), key=Found.by_time, default=None)
             if has_wanted and (found is None or found.seconds * WORTH_A_STAGE > best.seconds):
                 return best
             if found is None:
