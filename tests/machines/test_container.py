@@ -55,6 +55,7 @@ def group() -> Iterator[str]:
     made.rmdir()
 
 
+@pytest.mark.timeout(320)
 def test_the_first_commands_work_in_a_container(tmp_path: Path, group: str) -> None:
     """2 GiB, 64 MB of /dev/shm, a proxy that nobody serves, a read-only root, a user without a name, home or stdin."""
     if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv"):
