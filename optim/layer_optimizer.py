@@ -15,12 +15,105 @@ from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from headway.optim.inner_optimizer import inner_optimizer, state_slots
+from headway.optim.eager import EagerAdamW, EagerOptimizer, EagerSGD
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
 from headway.optim.spec import OPTIMIZERS, GroupSpec, LrSchedule, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.update_shares import from_shares, joined
+
+# The optimizers that a job can name, as torch optimizers that step one tensor at a time, and the state of each.
+#
+# Lion: the sign of an interpolated momentum.
+#
+# Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv 2302.06675, algorithm 2.
+
+
+class Lion(EagerOptimizer):
+    """Steps tensors of any shape in place; state: `exp_avg` of each.
+
+    u = β₁·m + (1−β₁)·g
+    W ← (1 − lr·weight_decay)·W − lr·sign(u)
+    m ← β₂·m + (1−β₂)·g
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody has a closure here
+        """One update of every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_tensor(parameter, parameter.grad, group)
+
+    def _step_tensor(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
+        average: Tensor = state["exp_avg"]
+        direction = average.lerp(gradient, 1 - beta1).sign_()
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.add_(direction, alpha=-group["lr"])
+        average.lerp_(gradient, 1 - beta2)
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
+    """Return the optimizer of one group. Never `foreach` or `fused`: a tensor's bits must not depend on its
+    neighbours.
+    """
+    match spec.name:
+        case "muon":
+            return Muon(
+                parameters,
+                spec.lr,
+                weight_decay=spec.weight_decay,
+                momentum=spec.momentum,
+                nesterov=spec.nesterov,
+                newton_schulz_dtype=_DTYPES[spec.newton_schulz_dtype],
+                newton_schulz_steps=spec.newton_schulz_steps,
+            )
+        case "adamw":
+            return EagerAdamW(
+                parameters,
+                spec.lr,
+                betas=spec.betas,
+                eps=spec.eps,
+                weight_decay=spec.weight_decay,
+                foreach=False,
+                fused=False,
+            )
+        case "lion":
+            return Lion(parameters, spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+        case "sgd":
+            return EagerSGD(
+                parameters,
+                spec.lr,
+                momentum=spec.momentum,
+                nesterov=spec.nesterov and spec.momentum != 0,
+                weight_decay=spec.weight_decay,
+                foreach=False,
+                fused=False,
+            )
+
+
+def state_slots(spec: GroupSpec) -> tuple[str, ...]:
+    """Return names of the tensors that the optimizer keeps for each parameter, once update 0 was applied."""
+    return () if spec.name == "sgd" and spec.momentum == 0 else OPTIMIZERS[spec.name].slots
+
 
 # Error Feedback for a gradient that is one version old, at the level of the update.
 #

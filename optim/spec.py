@@ -133,7 +133,7 @@ class OptimSpec:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """What others have to know of an optimizer that a job can name. `inner_optimizer.py` makes it."""
+    """What others have to know of an optimizer that a job can name. `layer_optimizer.py` makes it."""
 
     settings: frozenset[str]
     """Of GroupSpec, beside those that all use; others are refused when a job is read."""

@@ -92,6 +92,18 @@ def _with_names(parameter: str, names: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![^.])(?:{found})(?=\.)", lambda part: names[part[0]], parameter) if names else parameter
 
 
+_WINDOW_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "none": (),
+    "off": (),
+    "all": ("sliding_window",),
+    "chosen": ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+    "layers": ("sliding_window", "max_window_layers"),
+    "types": ("sliding_window", "layer_types"),
+    "linear": ("layer_types",),
+}
+"""By `Family.window`, the keys with which a config.json says the kind of each block."""
+
+
 def hugging_face_config(
     spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequence_length: int
 ) -> dict[str, Any]:
@@ -130,19 +142,14 @@ def hugging_face_config(
         config["attention_multiplier"] = spec.attention_multiplier or spec.head_width**-0.5
     if family.has_blocks_without_rope:
         config["no_rope_layers"] = [int(spec.is_turned(block)) for block in range(spec.num_hidden_layers)]
-    if family.window == "all":
-        config["sliding_window"] = spec.sliding_window or None
-    elif family.window == "chosen" and spec.sliding_window:
-        config |= {"use_sliding_window": True, "sliding_window": spec.sliding_window}
-        config["max_window_layers"] = spec.first_window_layer
-        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
-    elif family.window == "linear":
-        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
-    elif family.window == "layers":
-        config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
-    elif family.window == "types":
-        config["sliding_window"] = spec.sliding_window or None
-        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
+    if spec.sliding_window or family.window != "chosen":
+        told = {
+            "use_sliding_window": True,
+            "sliding_window": spec.sliding_window or None,
+            "max_window_layers": spec.first_window_layer,
+            "layer_types": [spec.type_of(block) for block in range(spec.num_hidden_layers)],
+        }
+        config |= {key: told[key] for key in _WINDOW_KEYS[family.window]}
     if family.scales_by_width:
         config |= {"hidden_activation": spec.hidden_act, **{name: getattr(spec, name) or None for name in CAPS}}
         if family.has_scalar:
@@ -188,15 +195,14 @@ def _unsaid(spec: ModelSpec, family: Family) -> list[str]:
         found.append("no_rope_layer_interval")
     if spec.rope_scaling.rope_type not in family.rope_types:
         found.append("rope_scaling")
-    if family.window in ("none", "off", "linear") and spec.sliding_window:
+    if spec.sliding_window and "sliding_window" not in _WINDOW_KEYS[family.window]:
         found.append("sliding_window")
     if family.window == "all" and spec.first_window_layer:
         found.append("first_window_layer")
-    if family.window not in ("chosen", "types", "linear") and spec.layer_types:
-        found.append("layer_types")
-    if family.window == "linear" and not spec.has_linear_attention:
-        found.append("layer_types")
-    if family.ends_full and spec.type_of(spec.num_hidden_layers - 1) != "full_attention":
+    has_other_types = bool(spec.layer_types) and "layer_types" not in _WINDOW_KEYS[family.window]
+    lacks_linear = family.window == "linear" and not spec.has_linear_attention
+    ends_otherwise = family.ends_full and spec.type_of(spec.num_hidden_layers - 1) != "full_attention"
+    if has_other_types or lacks_linear or ends_otherwise:
         found.append("layer_types")
     if not family.window_theta and spec.window_rope_theta:
         found.append("window_rope_theta")
@@ -309,6 +315,13 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         **_said(told, family),
         **(mixture_of(str(name), family.mixture, config) if family.mixture else {}),
     )
+    _check_heads(spec)
+    return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
+
+
+def _check_heads(spec: ModelSpec) -> None:
+    """Raise ValueError for heads that do not share keys evenly, or that rotary positions do not fit."""
+    heads = spec.num_attention_heads
     for number in (spec.num_key_value_heads, spec.num_global_key_value_heads or 1):
         if number < 1 or heads % number:
             raise ValueError(f"num_key_value_heads = {number!r} does not divide {heads} heads")
@@ -319,7 +332,6 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         raise ValueError(f"heads of {spec.head_width} values are odd; rotary positions need an even number of them")
     if spec.rotary_width < 2 or spec.rotary_width % 2 or spec.partial_rotary_factor > 1:
         raise ValueError(f"partial_rotary_factor = {spec.partial_rotary_factor!r} of {spec.head_width} gives no pairs")
-    return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
 
 
 def _why_not_computed(model_type: object) -> str:

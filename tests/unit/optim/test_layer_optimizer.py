@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from headway.optim.inner_optimizer import inner_optimizer
-from headway.optim.layer_optimizer import TorchLayerOptimizer, UpdateOrderError, optimizer_factory
+from headway.optim.layer_optimizer import TorchLayerOptimizer, UpdateOrderError, inner_optimizer, optimizer_factory
 from headway.optim.routing import route_layer
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.state.optimizer import OptimizerFactory

@@ -101,7 +101,7 @@ import sys
 import torch
 from headway.daemon.worker.stage_worker import StageWorker
 from headway.daemon.worker.device import warm_up
-from headway.optim.inner_optimizer import inner_optimizer
+from headway.optim.layer_optimizer import inner_optimizer
 from headway.optim.spec import GroupSpec
 
 warm_up()
