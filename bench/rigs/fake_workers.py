@@ -87,7 +87,7 @@ class FakeSupervisor:
                 if has_journal:
                     batch = int((time.monotonic() - since) / BATCH_S)
                     done = BatchDone(batch=batch, loss=2.0, tokens=1000, seconds=BATCH_S)
-                    self._listener.worker_progressed(Progress(run_key.job, run_key.generation, (done,)))
+                    self._listener.worker_progressed(Progress(run_key.job, run_key.generation, done))
 
     async def stop(self) -> None:
         """Let all workers go."""
