@@ -197,9 +197,11 @@ async def attack(folder: Path, *, minutes: float, seed: int, batches: int) -> di
                 if job is not None and job.phase.phase in TERMINAL_PHASES:
                     break
         finally:
-            for task in (*tasks, following):
-                task.cancel()
-            await asyncio.wait({*tasks, following})
+            pending = {*tasks, following}
+            while pending:  # again: a cancellation that meets an error of etcd is that error
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1.0)
         assert peak - before < MAX_GROWTH_BYTES, f"the daemons grew by {(peak - before) >> 20} MiB"
         # How far the job is by then depends on the machine, which is shared with what was thrown.
         result = await finished(session, JOB, folder / "out", timeout_s=END_S)
