@@ -12,6 +12,7 @@ from typing import Final
 from headway.daemon.cluster.cluster_records import PlacementRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lineage import Lineage
 from headway.daemon.cluster.measurements import DeviceShortage
 from headway.daemon.cluster.records import CheckpointRecord, EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
 from headway.daemon.decide.boundaries import Origin
@@ -138,6 +139,16 @@ MAX_TRIMMED: Final = 32
 """Maximum number of events that one transaction deletes."""
 
 
+def _past(job: JobView, deletes: tuple[str, ...], *, is_carried: bool) -> tuple[Lineage | None, tuple[str, ...], bool]:
+    """Return what the phase record keeps of the past. is_carried: a new plan or a whole checkpoint has it itself."""
+    if is_carried:
+        return None, (), False
+    # The plan is about to disappear, and the next start must know what its weights have seen.
+    if "plan" in deletes and job.plan is not None:
+        return job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
+    return job.phase.lineage, job.phase.arithmetic_classes, job.phase.was_rounded
+
+
 def move(
     situation: JobSituation,
     to: Phase,
@@ -158,18 +169,11 @@ def move(
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
-    A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything. shortages:
-    instead of all that are known.
+    is_saved: the checkpoint then has everything. shortages: instead of all that are known.
     """
     job, before = situation.job, situation.job.phase
     number = generation or before.generation
-    lineage, classes, was_rounded = before.lineage, before.arithmetic_classes, before.was_rounded
-    # A new plan, or a complete checkpoint, carries the past itself.
-    if is_saved or "plan" in (puts or {}):
-        lineage, classes, was_rounded = None, (), False
-    # The plan is about to disappear, and the next start must know what its weights have seen.
-    elif "plan" in deletes and job.plan is not None:
-        lineage, classes, was_rounded = job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
+    lineage, classes, was_rounded = _past(job, deletes, is_carried=is_saved or "plan" in (puts or {}))
     record = PhaseRecord(
         phase=to,
         reason=reason,
@@ -192,8 +196,6 @@ def move(
     if is_event:
         text = EventRecord(at=situation.written_at, text=event or sentence(reason), generation=number)
         written[Keys.event(job.name, before.num_events)] = encode(text)
-    there = (Keys.of(job.name, leaf) for leaf in deletes)
-    old = _old_events(job) if is_event else ()
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
@@ -201,9 +203,9 @@ def move(
         compare={key: situation.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
         deletes=(
-            *(key for key in there if situation.view.revision_of(key)),
+            *(key for key in (Keys.of(job.name, leaf) for leaf in deletes) if situation.view.revision_of(key)),
             *_old_workers(situation, puts or {}),
-            *old,
+            *(_old_events(job) if is_event else ()),
         ),
         leased=leased or {},
     )

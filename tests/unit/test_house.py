@@ -33,6 +33,7 @@ IMPURE_IMPORTS = frozenset(
 )
 MOST_LINES: Final = 600
 """Of one file. What is longer is not read from end to end."""
+LONGEST_FUNCTION: Final = 60
 
 
 def source_files() -> tuple[str, ...]:
@@ -166,6 +167,18 @@ def test_a_file_can_be_read_from_end_to_end() -> None:
     """No module of the product or the benches is longer than a reader reads."""
     lengths = {file: len((ROOT / file).read_text().splitlines()) for file in source_files()}
     assert {file: length for file, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_a_function_fits_a_screen() -> None:
+    """No function of the product is longer than 60 lines, its docstring included."""
+    lengths = {
+        f"{file}::{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for file in source_files()
+        if not file.startswith("bench/")
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 
 
 def test_every_folder_of_the_product_is_in_the_wheel() -> None:
