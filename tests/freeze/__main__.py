@@ -22,6 +22,9 @@ def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Record into a file, or compare two of them; 1 where they differ."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(f"{__doc__}\n")
+        return 0
     if arguments[0] == "--compare":
         old, new = (json.loads(Path(file).read_text()) for file in arguments[1:])
         found = differences(old, new)
