@@ -25,8 +25,7 @@ check: setup
 	MYPYPATH=bench $(BIN)/mypy --num-workers 2 bench/*.py bench/*/*.py
 
 # A minute of what is pure: schedule, optimizers, planner, the simulated cluster, and stages in one process.
-QUICK := optim stages/schedule stages/stage/test_exactness.py stages/stage/test_replicas.py \
-    $(addprefix daemon/,coordination situation view planning costs jobs)
+QUICK := optim stages/schedule stages/stage/test_exactness.py $(addprefix daemon/,decide plan jobs)
 
 quick: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal $(addprefix tests/unit/,$(QUICK))

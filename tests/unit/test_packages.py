@@ -21,6 +21,14 @@ def test_the_image_has_every_folder_of_the_wheel() -> None:
     assert kept == copied
 
 
+def test_the_quick_suite_has_what_it_names() -> None:
+    """A folder that moved would leave `make quick` without a test."""
+    listed = subprocess.run(["make", "-pn", "help"], capture_output=True, text=True, cwd=ROOT, check=False).stdout
+    names = re.search(r"^QUICK := (.*)$", listed, re.MULTILINE)
+    assert names is not None
+    assert all((ROOT / "tests/unit" / name).exists() for name in names[1].split()), names[1]
+
+
 def test_the_image_does_not_run_as_root() -> None:
     """Its last user is a number other than 0, and both stages have one Python, because machine code is copied."""
     assert re.findall(r"^USER (\d+)", DOCKERFILE, re.MULTILINE)[-1] != "0"
