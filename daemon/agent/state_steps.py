@@ -203,18 +203,11 @@ def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iter
             yield Fetch(None, run_key, key, tuple(sorted(living[part])), "", source.digest)
 
 
-def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """Return, for every stage of which this node keeps copies, the oldest boundary that is neither here nor restorable.
+def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """Yield, for every stage of which this node keeps copies, the oldest boundary that is neither here nor restorable.
 
     While a job recovers, the plan that is being prepared decides which nodes keep copies.
-
     """
-    for job in view.jobs.values():
-        yield from copy_steps_of(view, job, node)
-
-
-def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Yield the copy steps of one job."""
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or node.is_behind(job) or view.why_left_alone(job.name):
         return

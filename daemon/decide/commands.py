@@ -43,8 +43,7 @@ class Transaction:
     leased: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     """Keys under a lease, each with its value and lifetime in seconds. The shell grants one lease per lifetime.
 
-    These keys are notes: if they do not fit into one transaction, later transactions write the rest
-    (transaction_parts.py).
+    These keys are notes: if they do not fit into one transaction, later transactions write the rest (`parts`).
 
     """
 

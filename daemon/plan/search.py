@@ -123,6 +123,9 @@ class Search:
         best: Found | None = None
         for order in self._orders():
             best = self._along(order, best) or best
+        if best is not None and (best.is_far or not self._costs.spec.train.delay):
+            for order in self._shorter_orders():
+                best = self._along(order, best) or best
         if best is None:
             best = self._any_that_fits()
         if best is None:
@@ -175,10 +178,23 @@ class Search:
             by_name = sorted(self._slots, key=self._by_name.__getitem__)
             names = dict.fromkeys(slot.node for slot in by_name)
             for nodes in combinations(names, min(self._placement.max_nodes or len(names), len(names))):
-                here = [slot for slot in by_name if slot.node in nodes]
-                # The fastest devices may lie far from each other: without delay fewer may be faster.
-                for number in range(len(here), 0 if self._costs.spec.train.delay == 0 else len(here) - 1, -1):
-                    yield from permutations(here, number)
+                yield from permutations([slot for slot in by_name if slot.node in nodes])
+
+    def _shorter_orders(self) -> Iterator[Order]:
+        """Yield the orders of fewer of the seats, if they are few.
+
+        A walk makes the slowest stage fast. Where a batch also waits for its ways, or for the pipe to fill, fewer
+        devices may be faster than those that are fast and far from each other.
+        """
+        seen: set[tuple[object, ...]] = set()
+        by_name = sorted(self._slots, key=self._by_name.__getitem__)
+        most = self._placement.max_nodes or len(by_name)
+        for number in range(len(by_name) - 1, 0, -1) if len(by_name) <= ALL_ORDERS_SEATS else ():
+            for order in permutations(by_name, number):
+                kinds = tuple(map(self._kinds.of, order))
+                if kinds not in seen and len({slot.node for slot in order}) <= most:
+                    seen.add(kinds)
+                    yield order
 
     def _arranged(self, slots: Sequence[DeviceSlot], arrange: "_Arrange") -> Order:
         """Return seats site by site, and within a site class by class: only those of one class can be replicas."""
@@ -253,15 +269,8 @@ class Search:
         """Return the best pipeline along an order, if it beats one; None: there is none."""
         found = None
         is_uneven = self._costs.num_microbatches % self._costs.num_groups > 0
-        is_few = len(order) <= FEW_SEATS
-        for is_hopeful in (False, True) if is_uneven and is_few else (False,):
+        for is_hopeful in (False, True) if is_uneven and len(order) <= FEW_SEATS else (False,):
             found = self._fastest(PaceWalk(self._costs, order, is_hopeful=is_hopeful), order, found or best) or found
-        known = found or best
-        if known is None or not (known.is_far and is_few) or self._placement.replicas or self._costs.spec.train.delay:
-            return found
-        # The fastest pace has few stages, and replicas. Where a batch waits for its ways, more stages and none may win.
-        for number in range(len(known.cut.runs), min(len(order), self._most_stages) + 1):
-            found = self._fastest(PaceWalk(self._costs, order, (1,) * number), order, found or best) or found
         return found
 
     def _fastest(self, walk: PaceWalk, order: Order, best: Found | None) -> Found | None:
