@@ -179,11 +179,9 @@ class EtcdClient:
 
     async def delete(self, key: str) -> bool:
         """Delete a key; return whether it existed."""
-        return await self._delete(Delete(key)) > 0
-
-    async def delete_prefix(self, prefix: str) -> int:
-        """Delete every key that begins with a prefix; return their number."""
-        return await self._delete(Delete(prefix, is_prefix=True))
+        request = delete_request(Delete(key))
+        reply = await self._connection.unary(lambda channel: KVStub(channel).DeleteRange, request, is_repeatable=False)
+        return int(reply.deleted) > 0
 
     async def transaction(self, compare: Iterable[Compare], changes: Iterable[Change]) -> int:
         """Make all changes in one revision, which is returned, if every comparison holds.
@@ -271,18 +269,11 @@ class EtcdClient:
             is_full=any("alarm:NOSPACE" in error for error in reply.errors),
         )
 
-    # --- the two calls that are made in several places ---------------------------------------------------------------
-
     async def _range(self, request: etcd_pb2.RangeRequest) -> etcd_pb2.RangeResponse:
         reply: etcd_pb2.RangeResponse = await self._connection.unary(
             lambda channel: KVStub(channel).Range, request, is_repeatable=True
         )
         return reply
-
-    async def _delete(self, deletion: Delete) -> int:
-        request = delete_request(deletion)
-        reply = await self._connection.unary(lambda channel: KVStub(channel).DeleteRange, request, is_repeatable=False)
-        return int(reply.deleted)
 
 
 def _key_value(message: etcd_pb2.KeyValue) -> KeyValue:

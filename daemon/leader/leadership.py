@@ -8,12 +8,16 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
 from headway.daemon.base.errors import (
     ConflictError,
+    DamagedCopyError,
     LeaseLostError,
     NoAccessError,
     RecoveryError,
@@ -23,6 +27,14 @@ from headway.daemon.base.errors import (
 )
 from headway.daemon.base.fault_points import fault_point, is_armed
 from headway.daemon.base.restart_policy import Health
+from headway.daemon.blobs.checkpoint import (
+    copy_part,
+    delete_checkpoint,
+    read_manifest,
+    resolve_checkpoint_dir,
+    set_aside,
+    write_manifest,
+)
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
@@ -36,7 +48,6 @@ from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.decide.commands import (
     BrokenJob,
     Command,
-    CopyPart,
     Decision,
     DeleteCheckpoints,
     SetAside,
@@ -148,6 +159,71 @@ TaskKey = tuple[str, bool]
 """(job, whether files are written or deleted first): a slow file system delays no other decision about the job."""
 
 
+class CheckpointFolders:
+    """The files that decisions write and delete in checkpoint folders, before their transaction.
+
+    Each call may block, and runs in a thread. `wrote_late` is told the job when the write of a manifest ends after it
+    was given up.
+    """
+
+    def __init__(
+        self,
+        root: Path | None,
+        *,
+        wrote_late: Callable[[str], None] = lambda _: None,
+        silence_s: float = MANIFEST_TIMEOUT_S,
+    ) -> None:
+        """root: where relative folders lie. silence_s: after so long without progress a call is given up."""
+        self._root = root
+        self._wrote_late = wrote_late
+        self._manifests = FileThreads("manifests", silence_s=silence_s)
+        self._deletions = FileThreads("deletions", silence_s=silence_s)
+
+    async def carry_out(self, command: WriteManifest | DeleteCheckpoints | SetAside) -> Transaction:
+        """Write or delete the command's files, and return what to write to etcd then. Raises RecoveryError."""
+        match command:
+            case WriteManifest():
+                late = partial(self._wrote_late, command.job)
+                await self._manifests.run(command.url, lambda beat: self.write(command, beat), on_late=late)
+                _log.info("manifest_written", job=command.job, url=command.url)
+                return command.then
+            case SetAside():
+                older = await self._manifests.run(command.url, lambda beat: self._take_older(command, beat))
+                told = {"job": command.job, "url": command.url, "reason": command.reason}
+                _log.warning("checkpoint_set_aside", **told, older=older.url if older is not None else "")
+                return command.then(older)
+        for url in command.urls:
+            await self._deletions.run(url, partial(self._delete, url))
+            _log.info("checkpoint_deleted", job=command.job, url=url)
+        return command.then
+
+    def write(self, command: WriteManifest, beat: Beat) -> None:
+        """Copy the parts that the manifest names, then write it."""
+        for part in command.parts:
+            source, target = self._resolved(part.source), self._resolved(part.target)
+            copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
+        write_manifest(self._resolved(command.url), command.manifest, beat=beat)
+
+    def _take_older(self, command: SetAside, beat: Beat) -> CheckpointRecord | None:
+        """Set a damaged checkpoint aside, and return the newest older one whose manifest is sound; None: there is none.
+
+        Raises RecoveryError while the folder cannot be read or written.
+        """
+        set_aside(self._resolved(command.url), command.reason)
+        for url in command.older:
+            try:
+                return replace(read_manifest(self._resolved(url), beat=beat), url=url)
+            except DamagedCopyError as error:
+                _log.warning("older_checkpoint_passed_over", url=url, reason=str(error))
+        return None
+
+    def _delete(self, url: str, _: Beat) -> None:
+        delete_checkpoint(self._resolved(url))
+
+    def _resolved(self, url: str) -> str:
+        return resolve_checkpoint_dir(url, self._root)
+
+
 class Decide(Protocol):
     """The coordinator: a pure function of etcd's content and of the time by a monotonic clock."""
 
@@ -165,38 +241,21 @@ class Leadership:
         record: LeaderRecord,
         ttl_s: int,
         decide: Decide,
-        write_manifest: Callable[[str, bytes, Beat], None],
-        copy_part: Callable[[CopyPart, Beat], None] = lambda _part, _beat: None,
-        take_older: Callable[[SetAside, Beat], CheckpointRecord | None] = lambda _, __: None,
-        clock: Callable[[], float] = time.monotonic,
-        delete_checkpoint: Callable[[str], None] | None = None,
-        manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
-        wrote_late: Callable[[str], None] = lambda _: None,
+        folders: CheckpointFolders,
         plans: PlanCache | None = None,
         troubles: JobTroubles | None = None,
     ) -> None:
-        """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
-
-        copy_part(part, beat) may block, too, and so may take_older(command, beat), which sets a checkpoint aside and
-        returns an older one. clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the
-        source of `decide`'s plans; missing plans are computed here. troubles: receives what blocks decisions about
-        single jobs. wrote_late(job) is called when the write of a manifest ends after it was given up.
+        """plans: the source of `decide`'s plans; missing plans are computed here. troubles: receives what blocks
+        decisions about single jobs.
         """
         self._client = client
         self._cluster = cluster
         self._record = record
         self._ttl_s = ttl_s
         self._decide = decide
-        self._write_manifest = write_manifest
-        self._copy_part = copy_part
-        self._take_older = take_older
-        self._delete_checkpoint = delete_checkpoint
-        self._clock = clock
-        self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
-        self._wrote_late = wrote_late
-        self._deletions = FileThreads("deletions", silence_s=manifest_timeout_s)
+        self._folders = folders
         self._plans = plans if plans is not None else PlanCache()
-        self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
+        self._troubles = troubles if troubles is not None else JobTroubles()
         self._leader_revision = 0
         self._period_s = LEAST_PERIOD_S
         """Time from the last decision to the next one, at least."""
@@ -217,7 +276,9 @@ class Leadership:
             except StoreError as error:
                 self._log.warning("candidacy_interrupted", reason=str(error))
             # The longer pause lets a node that may have access win the election.
-            has_just_stood_back = self._stood_back_at is not None and self._clock() - self._stood_back_at < STAND_BACK_S
+            has_just_stood_back = (
+                self._stood_back_at is not None and time.monotonic() - self._stood_back_at < STAND_BACK_S
+            )
             await asyncio.sleep(STAND_BACK_S if has_just_stood_back else RETRY_PAUSE_S)
 
     async def _hold(self, lease: Lease) -> None:
@@ -273,7 +334,7 @@ class Leadership:
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
         planners = PlannerPool()
-        runner = PlanRunner(self._plans, compute=planners.answer, clock=self._clock)
+        runner = PlanRunner(self._plans, compute=planners.answer, clock=time.monotonic)
         try:
             while True:
                 seen = self._cluster.version
@@ -283,7 +344,7 @@ class Leadership:
                 for key in [key for key, task in busy.items() if task.done()]:
                     busy.pop(key).result()  # a lost lease ends the lead here
                 runner.collect()
-                began_at = self._clock()
+                began_at = time.monotonic()
                 # Results come before the decision, so that a plan that has just finished is used in this round.
                 decision = self._decided(runner)
                 self._troubles.not_decided(decision.broken)
@@ -299,7 +360,7 @@ class Leadership:
                 deadlines = [at for at in (decision.wake_at, runner.wake_at) if at is not None]
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *runner.under_way}, wake_at=wake_at)
-                await asyncio.sleep(began_at + self._period_s - self._clock())
+                await asyncio.sleep(began_at + self._period_s - time.monotonic())
         finally:
             planners.close()
             self._troubles.clear()
@@ -307,11 +368,11 @@ class Leadership:
 
     def _decided(self, runner: PlanRunner) -> Decision:
         """Decide with the plans that exist or are computed within AT_ONCE_S; start the computation of others."""
-        until = self._clock() + AT_ONCE_S
+        until = time.monotonic() + AT_ONCE_S
         while True:
             began = time.perf_counter()
             # The clock is read in each round: computing a plan takes time, and a deadline may have passed meanwhile.
-            now, view = self._clock(), self._cluster.view
+            now, view = time.monotonic(), self._cluster.view
             decision = self._decide(view, now=now)
             self._plans.decided(decision.missing, jobs=view.jobs, now=now)
             seconds = time.perf_counter() - began
@@ -326,7 +387,7 @@ class Leadership:
 
     async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
         """Return at the first of these: the view changes, a command or a plan is done, the deadline passes."""
-        timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
+        timeout_s = None if wake_at is None else max(wake_at - time.monotonic(), 0.0)
         changed = asyncio.create_task(self._cluster.changed(seen))
         try:
             await asyncio.wait({changed, *busy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -338,20 +399,8 @@ class Leadership:
         seen, kind = self._cluster.version, type(command).__name__
         log = self._log.bind(job=command.job)
         try:
-            if isinstance(command, WriteManifest):
-                await self._write_manifest_of(command)
-                log.info("manifest_written", url=command.url)
-                command = command.then
-            elif isinstance(command, DeleteCheckpoints):
-                if self._delete_checkpoint is None:
-                    await self._wait_for_change(seen)
-                    return
-                for url in command.urls:
-                    await self._delete(url, self._delete_checkpoint)
-                    log.info("checkpoint_deleted", url=url)
-                command = command.then
-            elif isinstance(command, SetAside):
-                command = await self._set_aside(command)
+            if not isinstance(command, Transaction):
+                command = await self._folders.carry_out(command)
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
             self._troubles.carried_out(command.job, kind=kind)
@@ -367,7 +416,7 @@ class Leadership:
         except RecoveryError as error:  # the checkpoint folder is full, read-only or gone: the job says so
             log.error("decision_failed", reason=str(error))
             if isinstance(error, NoAccessError) and self._may_stand_back():
-                self._stood_back_at = self._clock()
+                self._stood_back_at = time.monotonic()
                 raise LeaseLostError(
                     Keys.LEADER, f"leaving the lead to a node that may have access: {error}"
                 ) from error
@@ -381,25 +430,10 @@ class Leadership:
     def _may_stand_back(self) -> bool:
         """Return whether to leave the lead to another node, because this node lacks credentials for the command."""
         is_alone = len(self._cluster.view.nodes) < 2
-        return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
+        return not is_alone and not self._stood_back_within(STOOD_BACK_S)
 
-    async def _write_manifest_of(self, command: WriteManifest) -> None:
-        def act(beat: Beat) -> None:
-            for part in command.parts:
-                self._copy_part(part, beat)
-            self._write_manifest(command.url, command.manifest, beat)
-
-        await self._manifests.run(command.url, act, on_late=lambda: self._wrote_late(command.job))
-
-    async def _set_aside(self, command: SetAside) -> Transaction:
-        """Mark a damaged checkpoint, and return the transaction that takes an older one."""
-        older = await self._manifests.run(command.url, lambda beat: self._take_older(command, beat))
-        log = self._log.bind(job=command.job, url=command.url, reason=command.reason)
-        log.warning("checkpoint_set_aside", older=older.url if older is not None else "")
-        return command.then(older)
-
-    async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
-        await self._deletions.run(url, lambda _: delete(url))
+    def _stood_back_within(self, seconds: float) -> bool:
+        return self._stood_back_at is not None and time.monotonic() - self._stood_back_at < seconds
 
     async def _write(self, decided: Transaction) -> int:
         """Write the transaction, if this daemon still leads. A deleted name that ends in a slash stands for all keys

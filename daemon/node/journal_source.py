@@ -21,7 +21,6 @@ from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.blobs.transfer import holder
-from headway.daemon.cluster.journal_entry import journal_entry
 from headway.daemon.cluster.lineage import JournalPart, own_parts
 from headway.daemon.cluster.records import CheckpointRecord
 from headway.daemon.cluster.state_key import JOURNAL, StateKey
@@ -31,6 +30,7 @@ from headway.daemon.decide.job_view import JobView, Place
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
 from headway.stages.ids import Boundary, Timeline
+from headway.stages.state.journal import JournalRow
 from headway.stages.state.layer_file import read_journal
 
 log = structlog.get_logger()
@@ -156,12 +156,12 @@ def _as_written(job: JobView, key: StateKey) -> StateKey:
 
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
     journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
-    return [journal_entry(row) for row in journal.rows]
+    return [_journal_entry(row) for row in journal.rows]
 
 
 def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalEntry]:
     journal = read_journal(path, boundary=Boundary(part.boundary), timeline=Timeline(part.timeline))
-    return [journal_entry(row) for row in journal.rows]
+    return [_journal_entry(row) for row in journal.rows]
 
 
 def _joined(
@@ -180,3 +180,16 @@ def _joined(
 def _without(entries: list[control_pb2.JournalEntry], *, below: int) -> list[control_pb2.JournalEntry]:
     """Return the entries from a batch on."""
     return entries[bisect_left(entries, below, key=attrgetter("batch")) :]
+
+
+def _journal_entry(row: JournalRow) -> control_pb2.JournalEntry:
+    """Return the message of a batch that the last stage has finished."""
+    return control_pb2.JournalEntry(
+        batch=row.batch,
+        loss=row.loss,
+        tokens=row.tokens,
+        seconds=row.seconds,
+        generation=row.generation,
+        microbatch_losses=row.microbatch_losses,
+        eval_loss=row.eval_loss,
+    )

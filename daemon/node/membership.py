@@ -21,7 +21,6 @@ from headway.daemon.base.activities import Activities
 from headway.daemon.base.addresses import join_address, split_address
 from headway.daemon.base.errors import (
     ConfigError,
-    DamagedCopyError,
     InvariantLostError,
     RecoveryError,
     StorageAwayError,
@@ -29,30 +28,23 @@ from headway.daemon.base.errors import (
 )
 from headway.daemon.base.fault_points import fault_point
 from headway.daemon.blobs.checkpoint import (
-    copy_part,
-    delete_checkpoint,
-    read_manifest,
     resolve_checkpoint_dir,
-    set_aside,
-    write_manifest,
 )
-from headway.daemon.blobs.file_threads import Beat, FileThreads
+from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
-from headway.daemon.cluster.records import IDENTITY, VANISHED, CheckpointRecord, NodeRecord, job_ailment
+from headway.daemon.cluster.records import IDENTITY, VANISHED, NodeRecord, job_ailment
 from headway.daemon.decide.boundaries import depends_on
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.decide.commands import CopyPart, SetAside
 from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.plans import PlanCache
-from headway.daemon.decide.vanished_jobs import VanishedJobs, vanished_text
-from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
-from headway.daemon.leader.job_retirement import JobRetirement
-from headway.daemon.leader.leadership import JobTroubles, Leadership
+from headway.daemon.decide.retirement import VanishedJobs, vanished_text
+from headway.daemon.leader.leadership import CheckpointFolders, JobTroubles, Leadership
+from headway.daemon.leader.sweeps import CheckpointSweep, JobRetirement
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.net.reach_dial import dial
 from headway.daemon.net.reaching import Reaching, dial_ports
@@ -161,11 +153,7 @@ class Membership:
             ),
             plans=plans,
             troubles=JobTroubles(tell=lambda job, reason: services.activities.trouble(job_ailment(job), reason)),
-            write_manifest=self._write_manifest,
-            copy_part=self._copy_part,
-            take_older=self._take_older,
-            delete_checkpoint=self._delete_checkpoint,
-            wrote_late=self._checkpoint_sweep.wrote_late,
+            folders=CheckpointFolders(config.checkpoint_root, wrote_late=self._checkpoint_sweep.wrote_late),
         )
 
     @property
@@ -494,31 +482,6 @@ class Membership:
         await self._speeds.follow(
             devices, lambda: supervisor.heartbeats, lambda known: self._registration.change(devices=known)
         )
-
-    def _write_manifest(self, url: str, manifest: bytes, beat: Beat) -> None:
-        write_manifest(resolve_checkpoint_dir(url, self._services.config.checkpoint_root), manifest, beat=beat)
-
-    def _copy_part(self, part: CopyPart, beat: Beat) -> None:
-        root = self._services.config.checkpoint_root
-        source, target = (resolve_checkpoint_dir(url, root) for url in (part.source, part.target))
-        copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
-
-    def _take_older(self, command: SetAside, beat: Beat) -> CheckpointRecord | None:
-        """Set a damaged checkpoint aside, and return the newest older one whose manifest is sound; None: there is none.
-
-        Raises RecoveryError while the folder cannot be read or written.
-        """
-        root = self._services.config.checkpoint_root
-        set_aside(resolve_checkpoint_dir(command.url, root), command.reason)
-        for url in command.older:
-            try:
-                return replace(read_manifest(resolve_checkpoint_dir(url, root), beat=beat), url=url)
-            except DamagedCopyError as error:
-                log.warning("older_checkpoint_passed_over", url=url, reason=str(error))
-        return None
-
-    def _delete_checkpoint(self, url: str) -> None:
-        delete_checkpoint(resolve_checkpoint_dir(url, self._services.config.checkpoint_root))
 
     def _worker_settings(self) -> WorkerSettings:
         config = self._services.config

@@ -25,6 +25,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import SpecRecord
+from headway.daemon.cluster.transaction import Delete
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.local.fault_schedule import FaultKind, Strike, parse_kinds
 from headway.daemon.local.injector import Hit, Injector, LocalTargets, lasting, pick
@@ -389,7 +390,7 @@ class SoakInjector(Injector):
         while time.monotonic() < deadline:
             try:
                 async with asyncio.timeout(ETCD_TIMEOUT_S):
-                    await self._session.client.delete_prefix(prefix)
+                    await self._session.client.transaction([], [Delete(prefix, is_prefix=True)])
             except (StoreError, TimeoutError):
                 await asyncio.sleep(AGAIN_S)
             else:

@@ -12,6 +12,7 @@ import pytest_asyncio
 from headway.daemon.cluster.binary import find_etcd_binary
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.cluster.transaction import Delete
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -69,7 +70,7 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 async def etcd(shared_etcd: Etcd) -> Etcd:
     """The shared server, with no key in it."""
     async with shared_etcd.client() as client:
-        await client.delete_prefix("")
+        await client.transaction([], [Delete("", is_prefix=True)])
     return shared_etcd
 
 

@@ -3,20 +3,32 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from headway.daemon.blobs.file_threads import Beat
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.decide.commands import Decision
-from headway.daemon.leader.leadership import Decide, JobTroubles, Leadership
+from headway.daemon.decide.commands import Decision, WriteManifest
+from headway.daemon.leader.leadership import CheckpointFolders, Decide, JobTroubles, Leadership
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
 
 
 WriteFile = Callable[[str, bytes, Beat], None]
+
+
+class Folders(CheckpointFolders):
+    """Manifests are written by a function of the test."""
+
+    def __init__(self, write_file: WriteFile, **settings: Any) -> None:
+        super().__init__(None, **settings)
+        self._write_file = write_file
+
+    def write(self, command: WriteManifest, beat: Beat) -> None:
+        self._write_file(command.url, command.manifest, beat)
 
 
 def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
@@ -56,9 +68,7 @@ class Candidate:
             record=record,
             ttl_s=1,
             decide=decide,
-            write_manifest=write_manifest,
-            manifest_timeout_s=2.0,
-            wrote_late=self.wrote_late.append,
+            folders=Folders(write_manifest, silence_s=2.0, wrote_late=self.wrote_late.append),
             troubles=JobTroubles(tell=lambda job, reason: self.told.append((job, reason))),
         )
         self.watching = asyncio.create_task(self.cluster.run())

@@ -40,7 +40,7 @@ from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.plans import Plans
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.leader.checkpoint_sweep import BoundaryFolder, stale_checkpoints
+from headway.daemon.leader.sweeps import BoundaryFolder, stale_checkpoints
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.simulated_etcd import Store
 from tests.rigs.simulated_invariants import SimulatedInvariants

@@ -22,6 +22,7 @@ from headway.daemon.cluster.cluster_records import RevokedRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.records import PhaseRecord, SpecRecord
+from headway.daemon.cluster.transaction import Delete
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
@@ -285,7 +286,7 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
                 await node.put(key, b"")
         async with EtcdClient(server.access(identities["me"])) as operator:
             await operator.put(Keys.revoked("b"), b"")
-            await operator.delete_prefix(PREFIX)
+            await operator.transaction([], [Delete(PREFIX, is_prefix=True)])
             await operator.put(f"{PREFIX}nodes/a", b"here")
         async with EtcdClient(server.access(identities["ann"])) as reader:
             assert [entry.value for entry in (await reader.get_prefix(PREFIX)).entries] == [b"here"]

@@ -4,25 +4,19 @@ import asyncio
 import sys
 from pathlib import Path
 
-from headway.daemon.blobs.file_threads import Beat
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
 from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.decide.commands import Decision
-from headway.daemon.leader.leadership import Leadership
+from headway.daemon.leader.leadership import CheckpointFolders, Leadership
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 
 def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
     """A coordinator that is content."""
     return Decision()
-
-
-def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
-    """Never called by a content coordinator."""
-    raise AssertionError(url)
 
 
 async def main(endpoint: str, certificates: Path) -> None:
@@ -35,7 +29,7 @@ async def main(endpoint: str, certificates: Path) -> None:
             record=LeaderRecord(node="victim", incarnation="1"),
             ttl_s=1,
             decide=nothing_to_do,
-            write_manifest=no_manifest,
+            folders=CheckpointFolders(None),
         )
         await asyncio.gather(cluster.run(), leadership.run())
 

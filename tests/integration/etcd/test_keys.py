@@ -32,7 +32,7 @@ async def test_a_prefix_of_many_pages_is_read_as_of_one_revision(client: EtcdCli
     snapshot = await client.get_prefix("/many/", page_keys=4)
     assert [entry.key for entry in snapshot.entries] == [f"/many/{index:02d}" for index in range(25)]
     assert snapshot.revision == revision + 1
-    assert await client.delete_prefix("/many/") == 25
+    await client.transaction([], [Delete("/many/", is_prefix=True)])
     assert [entry.key for entry in (await client.get_prefix("")).entries] == ["/manz"]
 
 

@@ -27,7 +27,7 @@ from headway.daemon.decide.commands import Command, Decision, Transaction, Write
 from headway.daemon.leader import leadership
 from headway.daemon.leader.leadership import Leadership
 from tests.integration.conftest import Etcd
-from tests.rigs.leadership import DEADLINE_S, Candidate, candidate, no_manifest
+from tests.rigs.leadership import DEADLINE_S, Candidate, Folders, candidate, no_manifest
 
 
 async def until_leader_is(client: EtcdClient, name: str | None) -> None:
@@ -376,7 +376,7 @@ async def test_a_leader_that_hears_nothing_of_its_rival_writes_nothing(
         monkeypatch.setattr(own, "transaction", transaction)
         cluster = ClusterWatch(own)
         record = LeaderRecord(node="one", incarnation="1")
-        leadership = Leadership(own, cluster, record=record, ttl_s=5, decide=decide, write_manifest=no_manifest)
+        leadership = Leadership(own, cluster, record=record, ttl_s=5, decide=decide, folders=Folders(no_manifest))
         watching, standing = asyncio.create_task(cluster.run()), asyncio.create_task(leadership.run())
         try:
             await asyncio.wait_for(is_deciding.wait(), DEADLINE_S)

@@ -21,7 +21,7 @@ from headway.daemon.cluster.records import CheckpointRecord, Desired, DesiredRec
 from headway.daemon.cluster.transaction import Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.leader.job_retirement import JobRetirement
+from headway.daemon.leader.sweeps import JobRetirement
 from tests.rigs.simulated_cluster import small_spec
 
 

@@ -12,7 +12,7 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.transaction import Compare, Delete, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.commands import Decision, Transaction
-from headway.daemon.leader.leadership import JobTroubles, Leadership
+from headway.daemon.leader.leadership import CheckpointFolders, JobTroubles, Leadership
 
 KEY, NOTE = Keys.of("j", "desired"), Keys.failure("a", 0)
 REFUSALS = (
@@ -63,7 +63,7 @@ async def test_a_refused_note_holds_no_job_up(refusal: StoreError, grants: bool)
         record=LeaderRecord(node="a", incarnation="1"),
         ttl_s=1,
         decide=decide,
-        write_manifest=lambda *_: None,
+        folders=CheckpointFolders(None),
         troubles=JobTroubles(tell=lambda job, reason: told.append((job, reason))),
     )
     command = Transaction(job="j", reason="test", compare={}, puts={KEY: b"{}"}, leased={NOTE: (b"{}", 60)})

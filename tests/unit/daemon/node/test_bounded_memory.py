@@ -22,7 +22,7 @@ from headway.daemon.decide.cluster_view import ABSENT_FOR_S, MAX_ABSENT, Cluster
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
-from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
+from headway.daemon.leader.sweeps import CheckpointSweep
 from headway.daemon.worker.goal import Heartbeat
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
@@ -155,7 +155,7 @@ async def test_a_sweep_forgets_troubles_of_removed_jobs(tmp_path: Path, monkeypa
     def refused(url: str) -> None:
         raise RecoveryError(url, "no")
 
-    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.list_boundaries", refused)
+    monkeypatch.setattr("headway.daemon.leader.sweeps.list_boundaries", refused)
     await sweep.sweep()
     assert sweep._complaints.keys() == {"j"}
     del view.jobs["j"]

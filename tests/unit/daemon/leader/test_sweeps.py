@@ -12,7 +12,7 @@ from headway.daemon.cluster.records import CheckpointRecord, Phase, PhaseRecord,
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.leader.checkpoint_sweep import (
+from headway.daemon.leader.sweeps import (
     NUM_LOOKS,
     BoundaryFolder,
     CheckpointSweep,
@@ -145,7 +145,7 @@ def test_an_unusual_error_of_a_driver_does_not_end_the_sweep(tmp_path: Path, mon
         asked.append(url)
         raise KeyError("no such bucket")
 
-    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.list_boundaries", listing)
+    monkeypatch.setattr("headway.daemon.leader.sweeps.list_boundaries", listing)
     view = ClusterView(jobs={"j": job(), "k": replace(job(), name="k")}, steady_since=0.0)
     asyncio.run(CheckpointSweep(view, is_leading=lambda: True, checkpoint_root=tmp_path).sweep())
     assert [url.rpartition("checkpoints/")[2] for url in asked] == ["j/u", "k/u"]
@@ -226,7 +226,7 @@ def test_a_late_write_in_an_unreadable_folder_is_checked_again(tmp_path: Path, m
             raise OSError("away")
         return []
 
-    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.list_boundaries", listing)
+    monkeypatch.setattr("headway.daemon.leader.sweeps.list_boundaries", listing)
     view = ClusterView(jobs={"j": job()}, steady_since=0.0)
     sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
     sweep.wrote_late("j")
@@ -237,7 +237,7 @@ def test_a_late_write_in_an_unreadable_folder_is_checked_again(tmp_path: Path, m
 
 async def test_late_writes_do_not_delay_the_sweep_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come more often than the sweep."""
-    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.SWEEP_PERIOD_S", 0.05)
+    monkeypatch.setattr("headway.daemon.leader.sweeps.SWEEP_PERIOD_S", 0.05)
     sweep = CheckpointSweep(ClusterView(), is_leading=lambda: True, checkpoint_root=None)
     swept: list[object] = []
     looked_at_all = asyncio.Event()
