@@ -116,17 +116,18 @@ def status(
     \b
     headway status my-job --json
     """
+    from headway.daemon.base.addresses import NodeEndpoint
     from headway.daemon.client import cluster_access
 
     if daemon:
         folder = where.certs or (Path(told) if (told := os.environ.get("HEADWAY_CERTS")) else where.find().certificates)
-        address = cluster_access.ClusterAddress(etcd=(), certificates=folder, daemons=(daemon,))
-        return _status_of_daemons(address, job, as_json=as_json, daemons=(daemon,))
+        address = cluster_access.ClusterAddress(etcd=(), certificates=folder)
+        return _status_of_daemons(address, job, as_json=as_json, daemons=[NodeEndpoint("", daemon)])
     try:
         return _status(job, where, as_json=as_json)
     except StoreUnreachableError:
         address = where.find()
-        daemons = address.daemons or cluster_access.known(address.etcd)
+        daemons = [NodeEndpoint("", told) for told in address.daemons] or cluster_access.known(address.etcd)
         if not daemons:
             raise
         return _status_of_daemons(address, job, as_json=as_json, daemons=daemons)
@@ -153,7 +154,7 @@ def _status(job: str, where: Where, *, as_json: bool) -> Answer:
 
 
 def _status_of_daemons(
-    address: "ClusterAddress", job: str, *, as_json: bool, daemons: "Sequence[str | NodeEndpoint]"
+    address: "ClusterAddress", job: str, *, as_json: bool, daemons: "Sequence[NodeEndpoint]"
 ) -> Answer:
     """Return the answer of the first daemon that answers."""
     import asyncio

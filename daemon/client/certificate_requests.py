@@ -14,21 +14,20 @@ from cryptography.hazmat.primitives import serialization
 
 from headway.daemon.base.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.client.cluster_access import ClusterSession, node_client
+from headway.daemon.client.cluster_access import ClusterSession, first_answer, names_of, node_client
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.cluster.cluster_records import RevokedRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Delete, Put
-from headway.daemon.net.certificates import issuer_of, names_in, own_names, read_certificate, write_private
+from headway.daemon.net.certificates import issuer_of, names_in, read_certificate, write_private
 from headway.daemon.net.join_token import SERVER_NAME, JoinToken, write_token
 from headway.daemon.net.renewals import asked_of_authority
 from headway.daemon.net.signing_request import NEXT_KEY, next_key, signing_request
 from headway.proto import control_pb2
 from headway.stages.durable import make_durable
-from headway.stages.errors import PeerError, ProtocolError
+from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role, roles_among
 from headway.stages.sockets.shared_port import listening_ports, shared_address
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE
@@ -54,16 +53,14 @@ async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
 
     Returns a sentence for each, and one about what their holders can still do in etcd.
     """
-    view = await session.view()
-    own = {each.casefold() for each in _own_names(session)}
+    view, mine = await session.view(), names_of(session.identity)
     for name in names:
         if not is_node_name(name) or name.casefold() in LOCAL_HOSTS:
             raise ConfigError(f"{name!r} cannot be the name of a certificate: one has {NODE_NAME_RULE}", "NAME")
-        if name.casefold() in own:
+        if name.casefold() in map(str.casefold, mine):
             what = "is in your own certificate: another operator revokes it, so that the cluster keeps one"
             raise ConfigError(what, name)
-    mine = next(iter(_own_names(session)), "")
-    told, now, who = [], time.time(), f"{mine} ({submitter()})" if mine else submitter()
+    told, now, who = [], time.time(), f"{mine[0]} ({submitter()})" if mine else submitter()
     for name in names:
         if view.is_revoked(name):
             told.append(f"{name}: is revoked already")
@@ -85,21 +82,14 @@ async def _in_etcd(session: ClusterSession, names: list[str]) -> str:
 
 async def restore(session: ClusterSession, names: list[str]) -> list[str]:
     """Let the certificates of these names count again. Return a sentence for each. Raises ConfigError."""
-    view = await session.view()
-    own = {each.casefold() for each in _own_names(session)}
+    view, mine = await session.view(), names_of(session.identity)
     for name in names:
         if not view.is_revoked(name):
             raise ConfigError("is not revoked", name)
-        if name.casefold() in own:
+        if name.casefold() in map(str.casefold, mine):
             raise ConfigError("is in your own certificate: an operator of another name restores it", name)
     await session.client.transaction([], [Delete(Keys.revoked(name)) for name in names])
     return [f"{name}: its certificates count again" for name in names]
-
-
-def _own_names(session: ClusterSession) -> tuple[str, ...]:
-    if session.identity is None:
-        return ()
-    return own_names(names_in(read_certificate(session.identity.certificate, CERTIFICATE_FILE)))
 
 
 async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:
@@ -158,26 +148,18 @@ async def invite(
     request = control_pb2.InviteRequest(
         name=name, role=role, hosts=hosts, etcd=members, lasts_s=lasts_s, valid_s=valid_s, again=again
     )
-    async with node_client(session.identity) as client:
-        signer, reply = await _first_answer(client, signers, request)
-    asked_first = sorted(signers, key=lambda node: node is not signer)
-    addresses = tuple(shared_address(node.address, SERVER_NAME) for node in asked_first[:MAX_ADDRESSES])
-    return write_token(JoinToken(name, addresses, reply.ca_sha256, reply.secret))
 
-
-async def _first_answer(
-    client: NodeClient, signers: Sequence[NodeRecord], request: control_pb2.InviteRequest
-) -> tuple[NodeRecord, control_pb2.InviteReply]:
-    """Return the first answer, and whose it is. Raises ConfigError for a refusal, PeerError when nobody answers."""
-    for signer in signers:
+    async def ask(daemon: NodeEndpoint) -> tuple[NodeEndpoint, control_pb2.InviteReply]:
         try:
-            return signer, await client.invite(NodeEndpoint(signer.name, signer.address), request)
+            return daemon, await client.invite(daemon, request)
         except ProtocolError as error:
             raise ConfigError(error.reason, "invite") from error
-        except PeerError:
-            if signer is signers[-1]:
-                raise
-    raise AssertionError("there are no signers")
+
+    async with node_client(session.identity) as client:
+        signer, reply = await first_answer((node.endpoint for node in signers), ask)
+    asked_first = sorted(signers, key=lambda node: node.endpoint != signer)
+    addresses = tuple(shared_address(node.address, SERVER_NAME) for node in asked_first[:MAX_ADDRESSES])
+    return write_token(JoinToken(name, addresses, reply.ca_sha256, reply.secret))
 
 
 def _check_members(members: Iterable[str], signers: Iterable[NodeRecord]) -> None:
@@ -219,7 +201,7 @@ async def renew(session: ClusterSession) -> str:
     borne = names_in(present)
     if roles_among(borne) == {Role.NODE}:
         raise ConfigError("is a node's: its daemon, or relay with --etcd, renews it by itself", str(where))
-    name = next(iter(own_names(borne)), "")
+    name = next(iter(names_of(identity)), "")
     view = await session.view()
     try:
         key = next_key(folder, identity.key)

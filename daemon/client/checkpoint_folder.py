@@ -4,19 +4,18 @@ A manifest names the job that wrote a checkpoint, with its whole spec. A new clu
 alone. All functions that read block.
 """
 
-import asyncio
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.places import is_store
 from headway.daemon.blobs.checkpoint_names import MANIFEST, SET_ASIDE
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.client.cluster_access import ClusterSession, node_client
+from headway.daemon.client.cluster_access import ClusterSession, every_answer
 from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.lineage import check_seal
 from headway.daemon.cluster.records import CheckpointRecord
@@ -26,8 +25,8 @@ from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.models.carried_files import kind_of
+from headway.daemon.models.origin_config import as_config_error
 from headway.proto.control_pb2 import TryFolderReply
-from headway.stages.errors import PeerError
 
 MAX_DEPTH: Final = 3
 """Depth of a checkpoint folder: it holds jobs, a job holds submissions, a submission holds boundaries."""
@@ -48,26 +47,20 @@ SAME: Final = (
 """Settings, in addition to all of [model], that decide which tensors a state file has."""
 
 
+_NOT_READ: Final = CheckpointRecord(timeline=0, boundary=0, url="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The checkpoint's description of itself."""
+    """The checkpoint's description of itself. Its file has the checkpoint's record beside the first three fields."""
 
     job: str
     generation: int
     spec: JobSpec
-    checkpoint: CheckpointRecord
+    checkpoint: CheckpointRecord = _NOT_READ
     """The checkpoint's record. Its `url` is where the checkpoint was found, not where it was written."""
     is_sealed: bool = True
     """False: an earlier release wrote it, without a digest of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ManifestFile:
-    """The fields of a manifest's file, in addition to the checkpoint's record."""
-
-    job: str
-    generation: int
-    spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +97,7 @@ def read_checkpoint(url: str) -> Manifest:
 def _names(url: str) -> list[str]:
     from headway.daemon.models.origin_folder import OriginFolder
 
-    with _as_config_error():
+    with as_config_error():
         return OriginFolder(url).names()
 
 
@@ -114,30 +107,24 @@ def read_manifest(url: str) -> Manifest:
     from headway.daemon.blobs.checkpoint import read_manifest_bytes
 
     target = f"{url}/{MANIFEST}"
-    with _as_config_error():
+    with as_config_error():
         raw = read_manifest_bytes(url)
     try:
         is_sealed = check_seal(raw)
-        told, checkpoint = decode(raw, _ManifestFile), decode(raw, CheckpointRecord)
+        told, checkpoint = decode(raw, Manifest), decode(raw, CheckpointRecord)
     except Exception as error:  # the bytes come from outside: RecursionError is possible too
         raise ConfigError(f"is not a checkpoint's manifest: {sentence(error)}", target) from error
     check_job(told.spec, target)
     if why := why_no_checkpoint(checkpoint, told.spec, job=told.job, generation=told.generation):
         raise ConfigError(f"is not a checkpoint's manifest: {why}", target)
-    return Manifest(
-        job=told.job,
-        generation=told.generation,
-        spec=told.spec,
-        checkpoint=replace(checkpoint, url=url),
-        is_sealed=is_sealed,
-    )
+    return replace(told, checkpoint=replace(checkpoint, url=url), is_sealed=is_sealed)
 
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:
     """List every boundary's folder at or below a URL, oldest first, incomplete ones too. Raises ConfigError."""
     from headway.daemon.base.file_system import open_url, told_as
 
-    with _as_config_error():
+    with as_config_error():
         file_system, path = open_url(url)
         with told_as(url, "listed"):
             found = sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age) if file_system.isdir(path) else None
@@ -240,15 +227,6 @@ def _age(found: FoundCheckpoint) -> tuple[float, int, int]:
     return (found.written_at, found.timeline, found.boundary)
 
 
-@contextmanager
-def _as_config_error() -> Iterator[None]:
-    """Turn errors into ConfigError, for people who named the URL."""
-    try:
-        yield
-    except RecoveryError as error:
-        raise ConfigError(error.reason, error.item) from error
-
-
 def _value(spec: JobSpec, key: str) -> object:
     value: object = spec
     for name in key.split("."):
@@ -262,8 +240,6 @@ def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, ar
     Without a root only the form is checked: this machine need not see the nodes' folders. are_nodes_asked: a store is
     left to them. Raises ConfigError.
     """
-    from headway.daemon.base.errors import RecoveryError
-    from headway.daemon.base.places import is_store
     from headway.daemon.blobs.checkpoint import probe, resolve_checkpoint_dir
 
     where = f"{job_file}:fault.checkpoint_dir"
@@ -281,68 +257,37 @@ MOST_NODES: Final = 16
 """Maximum number of nodes asked, the first by name; a job's own nodes try the folder anyway."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderAccess:
-    """The nodes' answers about one folder. All mappings are from node to reason."""
-
-    checkpoint_dir: str
-    num_able: int = 0
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    """Nodes without credentials for the folder, or without the package that it needs."""
-    away: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that cannot write to the folder now: another attempt may succeed."""
-    silent: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that did not answer the question."""
-
-    def check(self, where: str) -> None:
-        """Raise ConfigError if every node lacks access. where: the key that names the folder."""
-        if self.lacking and not (self.num_able or self.away or self.silent):
-            node, reason = min(self.lacking.items())
-            raise ConfigError(
-                f"no node has access to {self.checkpoint_dir}, among them {node}: {reason}; give the daemons what is "
-                "missing, or name another folder",
-                where,
-            )
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return one sentence for each problem that a job on these nodes has to expect."""
-        folder = self.checkpoint_dir
-        lines = [f"{node} has no access to {folder}: {reason}" for node, reason in sorted(self.lacking.items())]
-        if self.away:
-            node, reason = min(self.away.items())
-            lines.append(f"{node} cannot write to {folder} now: {reason}; the job trains, and its checkpoints wait")
-        if self.silent and not (self.num_able or self.lacking or self.away):
-            node, reason = min(self.silent.items())
-            lines.append(f"no node could be asked whether it can write to {folder}: {reason}")
-        return lines
-
-
-async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_dir: str) -> FolderAccess:
-    """Return the nodes' answers; empty if the folder is in no store, or no node can be asked."""
-    names = sorted(view.nodes)[:MOST_NODES]
+async def ask_about_folder(session: ClusterSession, view: ClusterView, checkpoint_dir: str, where: str) -> list[str]:
+    """Return what a job on these nodes has to expect of a store, as `warnings_about`; of no store nothing is asked."""
     if session.identity is None or not is_store(checkpoint_dir):
-        return FolderAccess(checkpoint_dir=checkpoint_dir)
-    async with node_client(session.identity) as client:
-        answers = await asyncio.gather(*(_ask(client, view, name, checkpoint_dir) for name in names))
-    return sorted_out(checkpoint_dir, dict(zip(names, answers, strict=True)))
+        return []
+
+    async def ask(client: NodeClient, node: NodeEndpoint) -> TryFolderReply:
+        return await client.try_folder(node, checkpoint_dir)
+
+    return warnings_about(checkpoint_dir, await every_answer(session, view, ask, most=MOST_NODES), where)
 
 
-def sorted_out(checkpoint_dir: str, answers: Mapping[str, TryFolderReply | str]) -> FolderAccess:
-    """Sort the answers by their result. answers: each node's reply, or the reason why it sent none."""
-    replies = {node: reply for node, reply in answers.items() if not isinstance(reply, str)}
-    unable = {node: reply for node, reply in replies.items() if reply.reason}
-    return FolderAccess(
-        checkpoint_dir=checkpoint_dir,
-        num_able=len(replies) - len(unable),
-        lacking={node: reply.reason for node, reply in unable.items() if reply.lacks_access},
-        away={node: reply.reason for node, reply in unable.items() if not reply.lacks_access},
-        silent={node: reply for node, reply in answers.items() if isinstance(reply, str)},
-    )
+def warnings_about(folder: str, answers: Mapping[str, TryFolderReply | str], where: str) -> list[str]:
+    """Return one sentence for each problem. answers: each node's reply, or the reason why it sent none.
 
-
-async def _ask(client: NodeClient, view: ClusterView, node: str, checkpoint_dir: str) -> TryFolderReply | str:
-    try:
-        return await client.try_folder(view.nodes[node].endpoint, checkpoint_dir)
-    except (PeerError, RecoveryError) as error:
-        return str(error)
+    Raises ConfigError if every node lacks access. where: the key that names the folder.
+    """
+    silent = {node: reply for node, reply in sorted(answers.items()) if isinstance(reply, str)}
+    replies = {node: reply for node, reply in sorted(answers.items()) if not isinstance(reply, str)}
+    lacking = {node: reply.reason for node, reply in replies.items() if reply.reason and reply.lacks_access}
+    away = {node: reply.reason for node, reply in replies.items() if reply.reason and not reply.lacks_access}
+    if lacking and len(lacking) == len(answers):
+        node, reason = next(iter(lacking.items()))
+        raise ConfigError(
+            f"no node has access to {folder}, among them {node}: {reason}; give the daemons what is missing, or name "
+            "another folder",
+            where,
+        )
+    lines = [f"{node} has no access to {folder}: {reason}" for node, reason in lacking.items()]
+    if away:
+        node, reason = next(iter(away.items()))
+        lines.append(f"{node} cannot write to {folder} now: {reason}; the job trains, and its checkpoints wait")
+    if silent and not replies:
+        lines.append(f"no node could be asked whether it can write to {folder}: {next(iter(silent.values()))}")
+    return lines

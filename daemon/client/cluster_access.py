@@ -145,6 +145,13 @@ class ClusterFile:
     """Process number of each node's daemon."""
 
 
+def names_of(identity: TlsIdentity | None) -> tuple[str, ...]:
+    """Return the names that tell a person's certificate from others, without roles; empty: there is none."""
+    from headway.daemon.net.certificates import names_in, own_names, read_certificate
+
+    return () if identity is None else own_names(names_in(read_certificate(identity.certificate, CERTIFICATE_FILE)))
+
+
 def find_cluster(
     *,
     etcd: str | None = None,
@@ -306,11 +313,9 @@ class ClusterSession:
         """
         if self.identity is None or self._why_no_operator:
             return self._why_no_operator
-        from headway.daemon.net.certificates import names_in, own_names, read_certificate
-
-        where = str(self.address.certificates / CERTIFICATE_FILE) if self.address.certificates is not None else ""
-        for name in own_names(names_in(read_certificate(self.identity.certificate, where))):
+        for name in names_of(self.identity):
             if await self.client.get(Keys.revoked(name)) is not None:
+                where = f"{self.address.certificates or ''}/{CERTIFICATE_FILE}"
                 restored = f"another operator may `headway certs restore {name}`"
                 return f"{where}: {name} is revoked, and changes nothing: {restored}"
         return ""
@@ -337,15 +342,36 @@ async def node_client(identity: TlsIdentity | None) -> "AsyncIterator[NodeClient
         await client.close()
 
 
-async def first_answer(nodes: Iterable[NodeRecord], ask: Callable[[NodeEndpoint], Awaitable[ResultT]]) -> ResultT:
-    """Return what the first node answers that does. Raises UnavailableError with the reasons of all."""
+async def first_answer(daemons: Iterable[NodeEndpoint], ask: Callable[[NodeEndpoint], Awaitable[ResultT]]) -> ResultT:
+    """Return what the first daemon answers that does. Raises UnavailableError with the reasons of all."""
     reasons = []
-    for node in nodes:
+    for daemon in daemons:
         try:
-            return await ask(node.endpoint)
+            return await ask(daemon)
         except (PeerError, RecoveryError) as error:
             reasons.append(str(error))
     raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")
+
+
+async def every_answer(
+    session: ClusterSession,
+    view: ClusterView,
+    ask: "Callable[[NodeClient, NodeEndpoint], Awaitable[ResultT]]",
+    *,
+    most: int,
+) -> dict[str, ResultT | str]:
+    """Return what each node answers, or why it did not: of so many at most, the first by name."""
+
+    async def asked(client: "NodeClient", node: NodeRecord) -> ResultT | str:
+        try:
+            return await ask(client, node.endpoint)
+        except (PeerError, RecoveryError) as error:
+            return str(error)
+
+    names = sorted(view.nodes)[:most]
+    async with node_client(session.identity) as client:
+        answers = await asyncio.gather(*(asked(client, view.nodes[name]) for name in names))
+    return dict(zip(names, answers, strict=True))
 
 
 async def change(
@@ -360,8 +386,9 @@ async def change(
     for _ in range(MAX_ATTEMPTS):
         compares, changes, answer = changes_of(await session.view())
         try:
-            await session.client.transaction(compares, changes)
+            if changes:
+                await session.client.transaction(compares, changes)
+            return answer
         except ConflictError:
             continue
-        return answer
     raise ConflictError(what, "keeps changing; try again")

@@ -10,13 +10,13 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, ConflictError
-from headway.daemon.client.cluster_access import ClusterSession, change, node_client
+from headway.daemon.client.cluster_access import ClusterSession, change, first_answer, node_client
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
@@ -30,7 +30,7 @@ from headway.daemon.cluster.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
 from headway.daemon.decide.admission import why_refused
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
@@ -38,7 +38,8 @@ from headway.daemon.decide.retirement import retired_record
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reports.job_report import JobReport, duration
 from headway.daemon.reports.node_list import sentence_on, vanished_jobs
-from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.proto.control_pb2 import StatusReply
+from headway.stages.errors import ProtocolError
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
@@ -157,7 +158,6 @@ async def cancel(session: ClusterSession, name: str) -> str:
 
 async def remove(session: ClusterSession, name: str) -> str:
     """Forget a job that is over or paused. Its checkpoint folder stays. Raises ConfigError while it is active."""
-    from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
 
     def removed(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
         job, key = job_of(view, name), Keys.of(name, "phase")
@@ -182,7 +182,6 @@ async def _request(
     session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase], remedy: str = ""
 ) -> JobView:
     """Write the requested phase with a new request number. Return the job before the request."""
-    from headway.daemon.cluster.transaction import Change, Compare, Put
 
     def requested(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
         job, key = job_of(view, name), Keys.of(name, "desired")
@@ -198,6 +197,8 @@ async def _request(
 def node_of(view: ClusterView, name: str) -> NodeRecord:
     """Return a node of a view. Raises ConfigError with the names that exist."""
     node = view.nodes.get(name)
+    if (unreadable := view.unreadable.get(Keys.node(name))) is not None:
+        raise ConfigError(f"its record cannot be read: {unreadable.reason}", f"node {name}")
     if node is None:
         known = ", ".join(sorted(view.nodes)) or "no node is up"
         raise ConfigError(f"no such node; these nodes are up: {known}", f"node {name}")
@@ -218,6 +219,17 @@ class DaemonStatus:
     jobs: dict[str, Any]
     """Job to its report, as plain values."""
 
+    @classmethod
+    def of(cls, reply: StatusReply) -> Self:
+        """Return a daemon's reply. Raises ValueError, RecursionError for one that cannot be read."""
+        return cls(
+            node=reply.node,
+            etcd_reachable=reply.etcd_reachable,
+            etcd_away_s=reply.etcd_away_s,
+            waits_for=reply.waits_for,
+            jobs=msgspec.json.decode(reply.jobs),
+        )
+
     def report(self, job: str) -> JobReport:
         """Return the report of one job. Raises ConfigError with the names that the daemon knows."""
         if job not in self.jobs:
@@ -236,23 +248,14 @@ class DaemonStatus:
         )
 
 
-async def ask_daemons(addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None) -> DaemonStatus:
+async def ask_daemons(daemons: Sequence[NodeEndpoint], identity: TlsIdentity | None) -> DaemonStatus:
     """Return the answer of the first daemon that answers. Raises UnavailableError, naming all, when none does."""
-    reasons = []
+
+    async def ask(daemon: NodeEndpoint) -> DaemonStatus:
+        try:
+            return DaemonStatus.of(await client.status(daemon, timeout_s=ANSWER_TIMEOUT_S))
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"node at {daemon.address}", f"sent an unreadable status: {error}") from error
+
     async with node_client(identity) as client:
-        for address in addresses:
-            try:
-                endpoint = address if isinstance(address, NodeEndpoint) else NodeEndpoint("", address)
-                reply = await client.status(endpoint, timeout_s=ANSWER_TIMEOUT_S)
-                return DaemonStatus(
-                    node=reply.node,
-                    etcd_reachable=reply.etcd_reachable,
-                    etcd_away_s=reply.etcd_away_s,
-                    waits_for=reply.waits_for,
-                    jobs=msgspec.json.decode(reply.jobs),
-                )
-            except (ValueError, RecursionError) as error:
-                raise ProtocolError(f"node at {address}", f"sent an unreadable status: {error}") from error
-            except PeerError as error:
-                reasons.append(str(error))
-    raise UnavailableError(", ".join(map(str, addresses)), "; ".join(reasons))
+        return await first_answer(daemons, ask)

@@ -136,8 +136,9 @@ async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> 
             if (plan := job.plan) is None:
                 raise ConfigError(f"is {job.phase.phase}: no worker runs, so there is nothing to trace", f"job {name}")
             own = {worker.node for worker in plan.workers}
-            nodes = sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name))
-            traces = await first_answer(nodes, lambda endpoint: _collect(client, endpoint, name))
+            names = sorted(view.nodes, key=lambda node: (node not in own, node))
+            daemons = [view.nodes[node].endpoint for node in names]
+            traces = await first_answer(daemons, lambda endpoint: _collect(client, endpoint, name))
             if all(trace.operations.generation == plan.generation for trace in traces if not trace.trouble):
                 return _put_together(view, job, plan, traces, num_batches=num_batches)
     raise RecoveryError(f"job {name}", "its plan is changing; ask again")

@@ -158,8 +158,8 @@ class JournalCopy:
             ) from error
 
     async def copy(self, view: ClusterView) -> int:
-        """Append the batches that the file lacks; return their number. Raises UnavailableError ."""
-        return await first_answer((view.nodes[name] for name in sorted(view.nodes)), self._copy_from)
+        """Append the batches that the file lacks; return their number. Raises UnavailableError."""
+        return await first_answer((view.nodes[name].endpoint for name in sorted(view.nodes)), self._copy_from)
 
     async def _copy_from(self, endpoint: NodeEndpoint) -> int:
         before = self.file.last_batch

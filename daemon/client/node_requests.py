@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.daemon.base.errors import ConfigError, ConflictError
-from headway.daemon.client.cluster_access import MAX_ATTEMPTS, ClusterSession, change
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.cluster_access import ClusterSession, change
 from headway.daemon.client.job_requests import node_of
 from headway.daemon.cluster.cluster_records import SharesRecord
-from headway.daemon.cluster.format import UnreadableRecordError, decode, encode
+from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
+from headway.daemon.cluster.records import TERMINAL_PHASES
 from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
@@ -60,26 +60,15 @@ async def release(session: ClusterSession, name: str) -> str:
 
 async def _mark(session: ClusterSession, name: str, *, is_draining: bool) -> bool:
     """Set or remove the drain mark; return whether it changed. Raises ConfigError."""
-    for _ in range(MAX_ATTEMPTS):
-        entry = await session.client.get(Keys.node(name))
-        if entry is None:
-            node_of(await session.view(), name)  # raises ConfigError with the names that exist
-            continue
-        try:
-            record = decode(entry.value, NodeRecord)
-        except UnreadableRecordError as error:
-            raise ConfigError(f"its record cannot be read: {error}", f"node {name}") from error
+
+    def marked(view: ClusterView) -> tuple[list[Compare], list[Change], bool]:
+        key, record = Keys.node(name), node_of(view, name)
         if record.is_draining is is_draining:
-            return False
-        try:
-            await session.client.transaction(
-                [Compare.unchanged(entry.key, entry.mod_revision)],
-                [Put(entry.key, encode(replace(record, is_draining=is_draining)), lease_id=entry.lease_id)],
-            )
-        except ConflictError:
-            continue
-        return True
-    raise ConflictError(f"node {name}", "its record keeps changing; try again")
+            return [], [], False
+        mark = Put(key, encode(replace(record, is_draining=is_draining)), keeps_lease=True)
+        return [Compare.unchanged(key, view.revision_of(key))], [mark], True
+
+    return await change(session, f"node {name}", marked)
 
 
 MAX_USERS = 1000

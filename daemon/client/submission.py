@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.places import is_url
 from headway.daemon.blobs.checkpoint_names import MANIFEST
@@ -17,8 +18,8 @@ from headway.daemon.blobs.data_source import check_tokenizer, index_at
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client import checkpoint_folder, job_requests
 from headway.daemon.client.checkpoint_folder import Manifest
-from headway.daemon.client.cluster_access import ClusterSession, node_client
-from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.client.cluster_access import ClusterSession, every_answer, node_client
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
@@ -30,7 +31,7 @@ from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME, read_index
-from headway.stages.errors import DataError, PeerError
+from headway.stages.errors import DataError
 
 MOST_NODES: Final = 64
 """Maximum number of nodes asked, the first by name."""
@@ -65,32 +66,35 @@ async def send_missing(
     parts = [part for part in data.parts if part.source != BUILT_IN_SOURCE and not is_url(part.source)]
     if session.identity is None or not parts:
         return []
-    nodes = (await session.view()).nodes
-    async with node_client(session.identity) as client:
-        sent = [await _send_if_missing(client, nodes, part, warn, tell) for part in parts]
+    view = await session.view()
+    sent = [await _send_if_missing(session, view, part, warn, tell) for part in parts]
     return [each for each in sent if each is not None]
 
 
 async def _send_if_missing(
-    client: NodeClient, nodes: Mapping[str, NodeRecord], data: DataSpec, warn: Callable[[str], None], tell: Tell
+    session: ClusterSession, view: ClusterView, data: DataSpec, warn: Callable[[str], None], tell: Tell
 ) -> Sent | None:
     folder = Path(data.source)
     try:
         index = read_index(folder)
     except DataError as error:
         raise ConfigError(error.reason, error.path) from error
-    names = sorted(nodes)[:MOST_NODES]
-    answers = await asyncio.gather(*(_ask(client, nodes[name], data) for name in names))
-    replies = {name: reply for name, reply in zip(names, answers, strict=True) if isinstance(reply, HasDataReply)}
+
+    async def ask(client: NodeClient, daemon: NodeEndpoint) -> HasDataReply:
+        return await client.has_data(daemon, data.sha256, data.source)
+
+    answers = await every_answer(session, view, ask, most=MOST_NODES)
+    replies = {name: reply for name, reply in answers.items() if isinstance(reply, HasDataReply)}
     if any(reply.is_here for reply in replies.values()):
         return None
     if not replies:
-        why = next((answer for answer in answers if isinstance(answer, str)), "none is up")
+        why = next((answer for answer in answers.values() if isinstance(answer, str)), "none is up")
         warn(f"no node could be asked whether it has {folder}: {why}; if none has it, run `headway data send {folder}`")
         return None
     node, num_bytes = _roomiest(replies, sum(each.num_bytes for each in index.files), data)
     reader = _FolderReader(folder, lambda done: tell(node, done, num_bytes))
-    await client.give_data(nodes[node].endpoint, data.sha256, reader.read)
+    async with node_client(session.identity) as client:
+        await client.give_data(view.nodes[node].endpoint, data.sha256, reader.read)
     return Sent(source=data.source, node=node, num_bytes=num_bytes)
 
 
@@ -106,13 +110,6 @@ def _roomiest(replies: Mapping[str, HasDataReply], num_bytes: int, data: DataSpe
         what = f"no node has room for its {num_bytes / 1e9:.1f} GB; {node} has most, {free / 1e9:.1f} GB"
         raise ConfigError(f"{what}; make room there, or name a URL", data.source)
     return node, num_bytes
-
-
-async def _ask(client: NodeClient, node: NodeRecord, data: DataSpec) -> HasDataReply | str:
-    try:
-        return await client.has_data(node.endpoint, data.sha256, data.source)
-    except (PeerError, RecoveryError) as error:
-        return str(error)
 
 
 class _FolderReader:
@@ -283,14 +280,14 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
         changes = checkpoint_folder.changes_of(resolved, manifest, source, are_meant=are_meant)
     root, are_nodes_asked = session.address.state_dir, session.identity is not None
     checkpoint_folder.check_checkpoint_dir(resolved, job_file=draft.source, root=root, are_nodes_asked=are_nodes_asked)
-    access = await checkpoint_folder.folder_access(session, view, resolved.fault.checkpoint_dir)
-    access.check(f"{draft.source}:fault.checkpoint_dir")
+    folder, where = resolved.fault.checkpoint_dir, f"{draft.source}:fault.checkpoint_dir"
+    warnings = await checkpoint_folder.ask_about_folder(session, view, folder, where)
     if manifest is not None:
         await asyncio.to_thread(checkpoint_folder.check_files, manifest)
     else:
         await asyncio.to_thread(check_tokenizer, resolved, draft.source)
         resolved = await asyncio.to_thread(read_parts, resolved)
-    sent, warnings = list[Sent](), list(access.warnings)
+    sent = list[Sent]()
     if draft.spec.job.name not in view.jobs:  # otherwise the job is refused, and nothing need move
         sent = await send_missing(session, resolved.data, warn=warnings.append, tell=tell)
     if manifest is None:

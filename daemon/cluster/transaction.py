@@ -37,6 +37,8 @@ class Put:
     key: str
     value: bytes
     lease_id: int = 0
+    keeps_lease: bool = False
+    """True: the key exists, and keeps the lease that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def _compare_message(condition: Compare) -> etcd_pb2.Compare:
 
 def _change_message(change: Change) -> etcd_pb2.RequestOp:
     if isinstance(change, Put):
-        put = etcd_pb2.PutRequest(key=to_bytes(change.key), value=change.value, lease=change.lease_id)
+        key, lease, keeps = to_bytes(change.key), change.lease_id, change.keeps_lease
+        put = etcd_pb2.PutRequest(key=key, value=change.value, lease=lease, ignore_lease=keeps)
         return etcd_pb2.RequestOp(request_put=put)
     return etcd_pb2.RequestOp(request_delete_range=delete_request(change))
 

@@ -15,7 +15,7 @@ from headway.daemon.agent.probing import measure
 from headway.daemon.base import places as checkpoint_place
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs.checkpoint import copy_to_checkpoint
-from headway.daemon.client.checkpoint_folder import folder_access
+from headway.daemon.client.checkpoint_folder import ask_about_folder
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.doctor import examine_ways, examine_ways_from
 from headway.daemon.cluster.records import CheckpointRecord, WorkerPort
@@ -114,25 +114,20 @@ async def test_a_daemon_dials_nothing_that_is_not_registered(network: Network) -
 async def test_nodes_say_whether_they_can_write_to_a_folder(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked before a job is submitted: no package, no credentials, out of reach, fine. Only stores are tried."""
     session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
-    found = await folder_access(session, network.view, "oss://bucket/c")
-    assert found.lacking.keys() == {"a", "b"}
     with pytest.raises(ConfigError, match=r"^j\.toml: no node has access to oss://bucket/c, .*Install ossfs"):
-        found.check("j.toml")
+        await ask_about_folder(session, network.view, "oss://bucket/c", "j.toml")
     monkeypatch.setattr(checkpoint_place, "STORES", ("moody",))
     with moody() as mood:
         mood.error = lambda: TimeoutError("no answer")
-        found = await folder_access(session, network.view, "moody://bucket/c")
-        found.check("")
-        (line,) = found.warnings
+        (line,) = await ask_about_folder(session, network.view, "moody://bucket/c", "")
         assert line.startswith("a cannot write to moody://bucket/c now: ")
         assert "its server does not answer (no answer); the job trains" in line
         mood.error = None
-        found = await folder_access(session, network.view, "moody://bucket/c")
-        assert (found.num_able, found.warnings) == (2, [])
+        assert await ask_about_folder(session, network.view, "moody://bucket/c", "") == []
     for folder in ("checkpoints", "file:///tmp/c", "memory://c"):
         with pytest.raises(RecoveryError, match=r"not the URL of a store|not a store that every node"):
             await network.client.try_folder(network.a.endpoint, folder)
-    assert (await folder_access(session, network.view, "file:///tmp/c")).num_able == 0
+    assert await ask_about_folder(session, network.view, "file:///tmp/c", "") == []
 
 
 async def test_data_comes_from_a_node_that_has_it(network: Network, tmp_path: Path) -> None:

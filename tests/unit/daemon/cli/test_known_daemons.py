@@ -184,26 +184,15 @@ async def test_a_journal_that_never_comes_is_named(tmp_path: Path) -> None:
         await copied(tmp_path, 24, timeout_s=0.3, a=[20], b=[-1])
 
 
-def told(reply: Any) -> DaemonStatus:
-    """The reply as the command line takes it."""
-    return DaemonStatus(
-        node=reply.node,
-        etcd_reachable=reply.etcd_reachable,
-        etcd_away_s=reply.etcd_away_s,
-        waits_for=reply.waits_for,
-        jobs=msgspec.json.decode(reply.jobs),
-    )
-
-
 def test_reports_survive_the_way_over_the_wire() -> None:
     """The report of the running job is what `status` shows from etcd; a job that nobody knows is named."""
-    status = told(status_reply(cluster_view(), node="a", away_s=None))
+    status = DaemonStatus.of(status_reply(cluster_view(), node="a", away_s=None))
     report = status.report("demo")
     assert (report.phase, report.batch, [stage.node for stage in report.stages]) == ("running", 49, ["a", "b"])
     assert status.line == "node a reaches etcd"
     with pytest.raises(ConfigError, match="node a knows demo, broken"):
         status.report("nope")
-    assert list(told(status_reply(cluster_view(), node="a", away_s=None, job="demo")).jobs) == ["demo"]
+    assert list(DaemonStatus.of(status_reply(cluster_view(), node="a", away_s=None, job="demo")).jobs) == ["demo"]
 
 
 def test_status_says_what_waits_for_etcd() -> None:
@@ -212,7 +201,7 @@ def test_status_says_what_waits_for_etcd() -> None:
     view.apply(
         Keys.of("demo", "phase"), encode(PhaseRecord(phase=Phase.RECOVERING)), mod_revision=1000, create_revision=1
     )
-    line = told(status_reply(view, node="a", away_s=75.0)).line
+    line = DaemonStatus.of(status_reply(view, node="a", away_s=75.0)).line
     assert line.startswith("etcd has been away for 1:15, says node a; training continues; these wait for etcd: ")
     assert "demo: its recovery" in line
 
