@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -270,21 +270,19 @@ class ClusterSession:
         """Return the result of work that may wait for etcd without end. Raises StoreUnreachableError after a long
         silence.
         """
-        task = asyncio.ensure_future(work)
-        heard_at = time.monotonic()
-        try:
-            while not (await asyncio.wait({task}, timeout=probe_every_s))[0]:
+
+        async def probe() -> NoReturn:
+            heard_at = time.monotonic()
+            while True:
+                await asyncio.sleep(probe_every_s)
                 try:
                     await self.client.status()
+                    heard_at = time.monotonic()
                 except StoreUnreachableError:
                     if time.monotonic() - heard_at >= patience_s:
                         raise
-                else:
-                    heard_at = time.monotonic()
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+
+        return await unless(work, probe())
 
     async def why_full(self) -> str:
         """Return that etcd is full, with the commands that make room; empty: it is not. Raises StoreUnreachableError.
@@ -326,6 +324,18 @@ def _applied(view: ClusterView, entries: "Iterable[KeyValue | KeyEvent]") -> Clu
     for each in entries:
         view.apply(each.key, each.value, mod_revision=each.mod_revision, create_revision=each.create_revision, now=now)
     return view
+
+
+async def unless(work: Awaitable[ResultT], guard: Awaitable[NoReturn]) -> ResultT:
+    """Return the result of work, or raise what its guard raises before; neither goes on afterwards."""
+    working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
+    try:
+        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
+        return await (working if working.done() else guarding)
+    finally:
+        for task in (working, guarding):
+            task.cancel()
+        await asyncio.wait({working, guarding})
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
 
@@ -31,7 +32,7 @@ from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, C
 from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
-from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, Sweeper
+from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, will_that_sweeps
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.roles import Role
@@ -155,7 +156,10 @@ class LocalCluster:
         owned.claim()
         self._held.callback(owned.release)
         self._store_dir.mkdir(mode=0o700)
-        self._held.callback(Sweeper([self._run_dir, self._store_dir, owned.owner_file]).sweep)
+        swept = [self._run_dir, self._store_dir, owned.owner_file]
+        self._held.callback(will_that_sweeps(swept).close)
+        for path in swept:
+            self._held.callback(shutil.rmtree, path, ignore_errors=True)
         (self._run_dir / "tmp").mkdir(mode=0o700)
         # Kept, because jobs outlive this run, and nodes check who has signed them.
         kept = CertificateAuthority.kept_in(self.state_dir / "authority")
@@ -281,7 +285,7 @@ class LocalCluster:
                         return
                     await asyncio.sleep(num_etcd_failures * KEEP_UP_INTERVAL_S)
 
-    async def guard(self, *, grace_s: float = 0.0) -> None:
+    async def guard(self, *, grace_s: float = 0.0) -> NoReturn:
         """Never return: raise UnavailableError when a process has ended, `grace_s` after it was seen."""
         while True:
             try:

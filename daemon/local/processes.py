@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,17 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from headway.daemon.base.errors import EXIT_CONFIG, ConfigError, StoreError, StoreUnreachableError
+from headway.daemon.client.cluster_access import unless
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.connection import EtcdAccess
-from headway.daemon.local import tethered
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 MEMBER_NAME = "headway"
 PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
+POLL_S = 0.02
 KEPT_REVISIONS = 10_000
 """Number of revisions that etcd keeps when it compacts every five minutes. Without this its database would
 only grow.
@@ -59,12 +59,14 @@ class EtcdServerConfig:
 class EtcdServer:
     """A running etcd. Start it from a thread that lives as long as the process: etcd dies with that thread."""
 
+    _process: subprocess.Popen[bytes]
+    """The newest process, from `start` on."""
+
     def __init__(self, config: EtcdServerConfig, client_port: int, peer_port: int) -> None:
         self.config = config
         self.endpoint = f"{config.host}:{client_port}"
         """Address for clients, as host:port."""
         self._ports = client_port, peer_port
-        self._process = _spawn(config, client_port, peer_port)
 
     @classmethod
     async def start(cls, config: EtcdServerConfig) -> Self:
@@ -79,19 +81,14 @@ class EtcdServer:
         config.data_dir.chmod(0o700)  # etcd warns about a more open mode
         config.log_file.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, START_ATTEMPTS + 1):
-            log_offset = config.log_file.stat().st_size if config.log_file.exists() else 0
             server = cls(config, *_choose_ports(config))
             try:
-                await server._wait_until_ready()
+                await server._up()
                 return server
-            except ConfigError:
+            except ConfigError as error:
                 # A port chosen as free may have been taken since; one that the user named may not be replaced.
-                was_port_taken = PORT_IN_USE in _log_since(config.log_file, log_offset)
-                if not was_port_taken or attempt == START_ATTEMPTS:
+                if PORT_IN_USE not in error.what or attempt == START_ATTEMPTS:
                     raise
-            finally:
-                if not server._is_ready:
-                    await server.stop(timeout_s=0.0)
         raise AssertionError("the last attempt returns or raises")
 
     async def __aenter__(self) -> Self:
@@ -124,17 +121,9 @@ class EtcdServer:
 
     async def wait(self) -> int:
         """Return when the process has ended, with its exit code."""
-        if self._process.poll() is None:
-            handle = os.pidfd_open(self._process.pid)
-            ended = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            loop.add_reader(handle, ended.set)
-            try:
-                await ended.wait()
-            finally:
-                loop.remove_reader(handle)
-                os.close(handle)
-        return self._process.wait()
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(POLL_S)
+        return code
 
     async def restart(self) -> None:
         """Stop etcd if it runs, and restart it on its ports and data; return when it serves.
@@ -144,13 +133,7 @@ class EtcdServer:
         await self.stop()
         for port in self._ports:
             _check_port(self.config.host, port)
-        self._is_ready = False
-        self._process = _spawn(self.config, *self._ports)
-        try:
-            await self._wait_until_ready()
-        finally:
-            if not self._is_ready:
-                await self.kill()
+        await self._up()
 
     async def kill(self) -> None:
         """Send SIGKILL; return when it is gone. Idempotent."""
@@ -167,23 +150,23 @@ class EtcdServer:
                     await self.wait()
         await self.kill()
 
-    _is_ready = False
-
-    async def _wait_until_ready(self) -> None:
-        deadline = asyncio.get_running_loop().time() + self.config.ready_timeout_s
-        ended = asyncio.create_task(self.wait())
-        answered = asyncio.create_task(self._answer(deadline))
+    async def _up(self) -> None:
+        """Start the process, and return when it serves; raises as `start`."""
+        # etcd reads every flag from a variable too, and a variable meant for another etcd would apply
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
+        arguments = [str(self.config.binary), *_flags(self.config, *self._ports)]
+        self._process = tethered(arguments, log_path=self.config.log_file, environment=environment)
         try:
-            await asyncio.wait({ended, answered}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                reason = _last_line(self.config.log_file)
-                raise ConfigError(f"etcd ended with code {ended.result()}: {reason}", str(self.config.log_file))
-            await answered
-            self._is_ready = True
-        finally:
-            for task in (ended, answered):
-                task.cancel()
-            await asyncio.wait({ended, answered})
+            await unless(self._answer(asyncio.get_running_loop().time() + self.config.ready_timeout_s), self._ended())
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def _ended(self) -> NoReturn:
+        code = await self.wait()
+        lines = self.config.log_file.read_text(errors="replace").splitlines()
+        last = lines[-1][:500] if lines else "it wrote nothing"
+        raise ConfigError(f"etcd ended with code {code}: {last}", str(self.config.log_file))
 
     async def _answer(self, deadline: float) -> None:
         async with EtcdClient(self.access(timeout_s=1.0)) as client:
@@ -200,21 +183,19 @@ class EtcdServer:
                         f"etcd at {self.endpoint}",
                         f"was not ready within {self.config.ready_timeout_s:g} s ({reason}; {where})",
                     )
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(POLL_S)
 
 
-def _spawn(config: EtcdServerConfig, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
-    arguments = [str(config.binary), *_flags(config, client_port, peer_port)]
-    # etcd reads every flag from a variable too, and a variable meant for another etcd would apply
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
-    with config.log_file.open("ab") as log:
+def tethered(arguments: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this one, and writes to a log. A terminal's Ctrl-C reaches this one only."""
+    with log_path.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,  # a terminal's Ctrl-C is for Headway, which stops etcd last
+            start_new_session=True,
         )
 
 
@@ -269,17 +250,6 @@ def _choose_ports(config: EtcdServerConfig) -> tuple[int, int]:
         return config.client_port or first.getsockname()[1], config.peer_port or second.getsockname()[1]
 
 
-def _log_since(path: Path, offset: int) -> str:
-    with path.open("rb") as log:
-        log.seek(offset)
-        return log.read().decode(errors="replace")
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").splitlines()
-    return lines[-1][:500] if lines else "it wrote nothing"
-
-
 WILL_TIMEOUT_S: Final = 10.0
 _DO_ALL = """
 all=""
@@ -330,19 +300,11 @@ class LastWill:
         self._shell.wait(WILL_TIMEOUT_S)
 
 
-class Sweeper:
-    """Deletes folders and files at `sweep`, or when this process is gone."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self._will = LastWill()
-        self._will.promise("sh", "-c", _SWEEP, "sweep", *map(str, paths))
-
-    def sweep(self) -> None:
-        """Delete them now. Idempotent."""
-        for path in self._paths:
-            shutil.rmtree(path, ignore_errors=True)
-        self._will.close()
+def will_that_sweeps(paths: Sequence[Path]) -> LastWill:
+    """Return a will that deletes folders and files."""
+    will = LastWill()
+    will.promise("sh", "-c", _SWEEP, "sweep", *map(str, paths))
+    return will
 
 
 FIRST_BACKOFF_S: Final = 0.2
@@ -431,19 +393,11 @@ class NodeProcess:
             self.port = 0  # another process may have taken the port in the meantime
 
     def _spawn(self) -> None:
-        command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli.main"]
         flags = {**self.flags, "name": self.name, "listen": f"127.0.0.1:{self.port}"}
-        command += ["daemon", *(f"--{flag.replace('_', '-')}={_text(value)}" for flag, value in flags.items())]
+        words = (f"--{flag.replace('_', '-')}={_text(value)}" for flag, value in flags.items())
+        command = [sys.executable, "-m", "headway.daemon.cli.main", "daemon", *words]
         self.started_at, self._began = time.time(), time.monotonic()
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal must reach the parent only
-                env={**os.environ, **self.environment},
-            )
+        self.process = tethered(command, log_path=self.log_path, environment={**os.environ, **self.environment})
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, unless
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
 from headway.daemon.client.submission import Link, read_draft
@@ -65,7 +65,8 @@ async def run_job(
         if cluster.card_sharing:
             sys.stderr.write(f"headway: {cluster.card_sharing}\n")
         await _submit_or_continue(session, spec, out)
-        job = await _guarded(cluster, _train(cluster, session, spec.job.name, out, display, on_view))
+        training = _train(cluster, session, spec.job.name, out, display, on_view)
+        job = await unless(training, cluster.guard(grace_s=DEATH_GRACE_S))
         if job.phase.phase is Phase.FAILED:
             (out / FAILURE_NAME).write_text(job.phase.error + "\n", encoding="utf-8")
         check_finished(job, where=str(out / FAILURE_NAME))
@@ -119,18 +120,3 @@ async def _train(
         return job
     finally:
         await journal.close()
-
-
-async def _guarded(cluster: LocalCluster, work: Awaitable[JobView]) -> JobView:
-    """Await the work. Raises an error if the cluster dies before the work ends."""
-    working = asyncio.ensure_future(work)
-    guarding = asyncio.create_task(cluster.guard(grace_s=DEATH_GRACE_S))
-    try:
-        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            await guarding
-        return await working
-    finally:
-        for task in (working, guarding):
-            task.cancel()
-        await asyncio.wait({working, guarding})
