@@ -121,7 +121,7 @@ def test_a_daemon_that_never_starts_is_retried_for_ever_with_growing_pauses(
 ) -> None:
     """Every attempt ends with status 1: after five it counts as failing, and there is a sixth."""
     now = 0.0
-    monkeypatch.setattr(node_process, "tethered", SimpleNamespace(__file__="-cimport sys; sys.exit(1)"))
+    monkeypatch.setattr(node_process, "TETHER", "-cimport sys; sys.exit(1)")
     monkeypatch.setattr(node_process, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
     node = NodeProcess(name="node-1", flags={}, environment={}, log_path=tmp_path / "log")
     for attempt in range(1, MAX_FALSE_STARTS + 2):
