@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
@@ -51,27 +50,7 @@ class BadRecord:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """The common part of sources that are one file."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """Return the name for people."""
-        return str(self.path)
-
-    @property
-    def identity(self) -> str | None:
-        """Return a text that another content changes."""
-        status = self.path.stat()
-        return f"{self.path} {status.st_size} {status.st_mtime_ns}"
-
-    @property
-    def size(self) -> float:
-        """Return the total that the second halves of `documents()` reach."""
-        return self.path.stat().st_size
+Found = Document | BadRecord
 
 
 def library(name: str) -> Any:

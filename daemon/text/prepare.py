@@ -26,7 +26,7 @@ from headway.daemon.base.terminal import printable_name
 from headway.daemon.text.batch_encoding import HeldOut, Noted, Position, Read, encoded_pieces
 from headway.daemon.text.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from headway.daemon.text.destination import Destination
-from headway.daemon.text.documents import BadRecord, FileSource
+from headway.daemon.text.documents import BadRecord
 from headway.daemon.text.encoder import Encoder, read_encoder
 from headway.daemon.text.preparation import Preparation, Prepared
 from headway.daemon.text.summary import BadRecords
@@ -208,7 +208,7 @@ def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> lis
         tell=warn,
     )
     for source in found:
-        if isinstance(source, FileSource) and not source.path.stat().st_size:
+        if source.path and not source.size:
             warn(f"{source.name}: is empty")
     return found
 

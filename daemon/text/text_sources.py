@@ -4,18 +4,19 @@
 """
 
 import glob
+import io
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.file_system import sentence
-from headway.daemon.text.documents import BadRecord, Document, FileSource, library
+from headway.daemon.text.documents import Document, Found, library
 from headway.daemon.text.file_content import (
     check_beginning,
     check_kind,
@@ -25,7 +26,7 @@ from headway.daemon.text.file_content import (
     kind_of,
     pieces_from,
 )
-from headway.daemon.text.record_files import JsonLinesSource, JsonSource, TableSource
+from headway.daemon.text.record_files import columns, json_lines, json_values, table
 from headway.daemon.text.records import Field, without_nulls
 
 # Finds the files that a name stands for: a file, a folder, or a pattern with `*`. The order is that of their paths.
@@ -119,30 +120,27 @@ def _folder_of_split(folder: Path, split: str) -> Path:
 HUGGING_FACE_PREFIX = "hf:"
 
 
-class Source(Protocol):
+@dataclass(frozen=True, slots=True)
+class Source:
     """A place that documents come from."""
 
-    @property
-    def name(self) -> str:
-        """Return the name for people."""
-        ...
+    name: str
+    """For people."""
+    documents: Callable[[], Iterator[tuple[Found, float]]]
+    """Yields each text, or why a record has none, with its part of `size`; a document is read before the next."""
+    path: Path | None = None
+    """None: a data set of the Hub."""
 
     @property
     def identity(self) -> str | None:
-        """Return a text that another content changes; None: there is no such text."""
-        ...
+        """Return a text that another content changes; None: there is none, for the Hub gets commits at any time."""
+        status = self.path.stat() if self.path else None
+        return status and f"{self.path} {status.st_size} {status.st_mtime_ns}"
 
     @property
     def size(self) -> float:
-        """Return the sum of the second halves of `documents()`; 0: not known before the end."""
-        ...
-
-    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        """Yield each text, or why a record has none, with its part of `size`.
-
-        A document is read before the next is requested.
-        """
-        ...
+        """Return the bytes of a file; 0: not known."""
+        return self.path.stat().st_size if self.path else 0.0
 
 
 def open_sources(
@@ -159,69 +157,73 @@ def open_sources(
     tell receives what is passed over. Raises ConfigError: there is no such file, or it is no text.
     """
     if name.startswith(HUGGING_FACE_PREFIX):
-        return [HuggingFaceSource(name.removeprefix(HUGGING_FACE_PREFIX), field, config, split)]
+        return [Source(name, partial(_of_hub, name, config, split, field))]
     files = find_files(name, split, tell)
     if is_binary:
-        return [TextSource(file, is_binary=True) for file in files]
+        return [Source(str(file), partial(_whole, file, _raw), file) for file in files]
     kinds = Counter("text" if (kind := kind_of(file)) not in _OF_RECORDS else kind for file in files)
     if len(kinds) > 1:
         tell(f"{name}: has files of several kinds: {', '.join(f'{num} {kind}' for kind, num in sorted(kinds.items()))}")
     return [_file_source(file, field) for file in files]
 
 
-@dataclass(frozen=True, slots=True)
-class TextSource(FileSource):
-    """A file that is one document."""
-
-    is_binary: bool = False
-    """Its bytes are taken as they are."""
-
-    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        yield self._pieces(), self.size
-
-    def _pieces(self) -> Document:
-        if self.is_binary:
-            with self.path.open("rb") as stream:
-                yield from pieces_from(stream)
-            return
-        with file_content(self.path) as (content, _):
-            yield from checked(pieces_from(content), self.path)
+def _file_source(path: Path, field: Field) -> Source:
+    kind = kind_of(path)
+    if read := _BY_COLUMNS.get(kind):
+        if is_compressed(path):
+            raise ConfigError("is compressed as a whole, and is not read by columns so; decompress it first", str(path))
+        return Source(str(path), partial(_by_columns, path, field, read), path)
+    if parse := _BY_CONTENT.get(kind):
+        check_kind(path)
+        return Source(str(path), partial(_by_content, path, field, parse), path)
+    if field.is_chat or field.is_pair:
+        raise ConfigError(f"is a text, and conversations are in {', '.join(_OF_RECORDS)}", str(path))
+    check_beginning(path)
+    return Source(str(path), partial(_whole, path, _text), path)
 
 
-@dataclass(frozen=True, slots=True)
-class HuggingFaceSource:
-    """A data set of the Hugging Face hub, streamed."""
+def _whole(path: Path, read: Callable[[Path], Document]) -> Iterator[tuple[Found, float]]:
+    """Yield a file that is one document."""
+    yield read(path), path.stat().st_size
 
-    repository: str
-    field: Field
-    config: str | None
-    split: str
 
-    @property
-    def name(self) -> str:
-        return HUGGING_FACE_PREFIX + self.repository
+def _raw(path: Path) -> Document:
+    with path.open("rb") as stream:
+        yield from pieces_from(stream)
 
-    @property
-    def identity(self) -> str | None:
-        return None  # the repository may get another commit at any time
 
-    @property
-    def size(self) -> float:
-        return 0.0
+def _text(path: Path) -> Document:
+    with file_content(path) as (content, _):
+        yield from checked(pieces_from(content), path)
 
-    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        datasets = library("datasets")
-        try:
-            records = datasets.load_dataset(self.repository, self.config, split=self.split, streaming=True)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"cannot be opened: {_first_line(error)}", self.name) from error
-        number = 0
-        try:
-            for record in records:
-                yield self.field.document(without_nulls(record), f"{self.name}, record {number}"), 0.0
-                number += 1
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"cannot be read beyond record {number}: {_first_line(error)}", self.name) from error
+
+def _by_content(
+    path: Path, field: Field, parse: Callable[[io.BufferedReader, Path, Field], Iterator[Found]]
+) -> Iterator[tuple[Found, float]]:
+    """Yield the documents in a file's content."""
+    with file_content(path) as (content, file):
+        start = 0
+        for found in parse(content, path, field):
+            end = file.tell()
+            yield found, end - start
+            start = end
+
+
+def _of_hub(name: str, config: str | None, split: str, field: Field) -> Iterator[tuple[Found, float]]:
+    """Yield the documents of a data set of the Hugging Face hub, streamed."""
+    datasets = library("datasets")
+    repository = name.removeprefix(HUGGING_FACE_PREFIX)
+    try:
+        records = datasets.load_dataset(repository, config, split=split, streaming=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cannot be opened: {_first_line(error)}", name) from error
+    number = 0
+    try:
+        for record in records:
+            yield field.document(without_nulls(record), f"{name}, record {number}"), 0.0
+            number += 1
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cannot be read beyond record {number}: {_first_line(error)}", name) from error
 
 
 # Text in columns: parquet and Arrow files, also those that `datasets` saves; a few hundred rows at a time.
@@ -230,100 +232,54 @@ ROWS: Final = 256
 """Rows that are Python objects at once."""
 _BUFFER_BYTES: Final = 1 << 20
 _HEAD: Final = b"ARROW1\0\0"
+_Batches = Iterator[tuple[Any, float]]
+"""Batches of rows, each with the bytes of the file that a row takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetSource(FileSource):
-    """A parquet file."""
-
-    field: Field
-
-    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        parquet = library("pyarrow.parquet")
-        with (
-            _readable(self.path),
-            parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file,
-        ):
-            columns = _columns(file.schema_arrow.names, self.field, self.path)
-            share = self.size / max(1, file.metadata.num_rows)
-            yield from _rows(file.iter_batches(ROWS, columns=columns), self.field, self.path, share)
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowSource(FileSource):
-    """An Arrow file, as a stream or with random access, as `datasets.save_to_disk` writes it."""
-
-    field: Field
-
-    @property
-    def size(self) -> float:
-        return 0.0  # a stream gives its number of rows only at its end
-
-    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        arrow, ipc = library("pyarrow"), library("pyarrow.ipc")
-        with _readable(self.path), arrow.memory_map(str(self.path)) as stream:
-            # With random access, the file is a stream between a head and a table of contents.
-            stream.seek(len(_HEAD) if stream.read(len(_HEAD)) == _HEAD else 0)
-            reader = ipc.open_stream(stream)
-            columns = _columns(reader.schema.names, self.field, self.path)
-            yield from _rows((batch.select(columns) for batch in reader), self.field, self.path, 0.0)
-
-
-def _rows(
-    batches: Iterable[Any], field: Field, path: Path, share: float
-) -> Iterator[tuple[Document | BadRecord, float]]:
-    parts = (batch.slice(start, ROWS) for batch in batches for start in range(0, batch.num_rows, ROWS))
-    records = (record for part in parts for record in part.to_pylist())
-    for number, record in enumerate(records, 1):
-        yield field.document(without_nulls(record), f"{path}, row {number}"), share
-
-
-def _columns(names: list[str], field: Field, path: Path) -> list[str]:
-    """Return the columns that are read. Raises ConfigError if they are missing."""
-    try:
-        return field.columns(names)
-    except ConfigError as error:
-        raise ConfigError(error.what, str(path)) from error
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn any pyarrow error about a file into one line with the file's name."""
+def _by_columns(path: Path, field: Field, read: Callable[[Path, Field], _Batches]) -> Iterator[tuple[Found, float]]:
+    """Yield the documents in a file's rows. Any pyarrow error becomes one line with the file's name."""
     arrow = library("pyarrow")
+    number = 0
     try:
-        yield
+        for batch, share in read(path, field):
+            for start in range(0, batch.num_rows, ROWS):
+                for record in batch.slice(start, ROWS).to_pylist():
+                    number += 1
+                    yield field.document(without_nulls(record), f"{path}, row {number}"), share
     except (OSError, ValueError, arrow.ArrowException) as error:
         raise ConfigError(f"cannot be read: {sentence(error)}", str(path)) from error
 
 
-_OF_RECORDS: Final[dict[str, Callable[[Path, Field], Source]]] = {
-    ".jsonl": JsonLinesSource,
-    ".ndjson": JsonLinesSource,
-    ".json": JsonSource,
-    ".csv": TableSource,
-    ".tsv": TableSource,
-    ".parquet": ParquetSource,
-    ".arrow": ArrowSource,
-    ".feather": ArrowSource,
+def _parquet(path: Path, field: Field) -> _Batches:
+    with library("pyarrow.parquet").ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        share = path.stat().st_size / max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(ROWS, columns=columns(file.schema_arrow.names, field, path)):
+            yield batch, share
+
+
+def _arrow(path: Path, field: Field) -> _Batches:
+    """Yield the batches of an Arrow file, as a stream or with random access, as `datasets.save_to_disk` writes it."""
+    with library("pyarrow").memory_map(str(path)) as stream:
+        # With random access, the file is a stream between a head and a table of contents.
+        stream.seek(len(_HEAD) if stream.read(len(_HEAD)) == _HEAD else 0)
+        reader = library("pyarrow.ipc").open_stream(stream)
+        names, start = columns(reader.schema.names, field, path), 0
+        for batch in reader:
+            yield batch.select(names), (stream.tell() - start) / max(1, batch.num_rows)
+            start = stream.tell()
+
+
+_BY_CONTENT: Final = {
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+    ".json": json_values,
+    ".csv": table,
+    ".tsv": table,
 }
+_BY_COLUMNS: Final = {".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow}
+_OF_RECORDS: Final = (*_BY_CONTENT, *_BY_COLUMNS)
 """Kinds of files with records; every other file is a text."""
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _file_source(path: Path, field: Field) -> Source:
-    kind = kind_of(path)
-    make = _OF_RECORDS.get(kind)
-    if make is None:
-        if field.is_chat or field.is_pair:
-            raise ConfigError(f"is a text, and conversations are in {', '.join(_OF_RECORDS)}", str(path))
-        check_beginning(path)
-        return TextSource(path)
-    if make in (ParquetSource, ArrowSource):
-        if is_compressed(path):
-            raise ConfigError("is compressed as a whole, and is not read by columns so; decompress it first", str(path))
-    else:
-        check_kind(path)
-    return make(path, field)

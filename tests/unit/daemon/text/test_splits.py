@@ -96,7 +96,7 @@ def test_bad_records_are_left_out_up_to_a_limit(tmp_path: Path) -> None:
 
 def test_a_line_that_is_too_long_is_left_out_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rest is not taken for further lines."""
-    monkeypatch.setattr("headway.daemon.text.record_files.MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("headway.daemon.text.record_files.MAX_RECORD_BYTES", 20)
     source = written(tmp_path, ["a", "x" * 75, "b"])
     assert prepare([source], tmp_path / "out", Preparation(max_bad=1)).num_bad == 1
     assert documents(tmp_path / "out") == ["a", "b"]
