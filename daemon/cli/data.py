@@ -1,7 +1,6 @@
 """Commands about data."""
 
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from headway.daemon.cli.options import (
     show_sending,
     warn,
 )
+from headway.daemon.text.preparation import Preparation
 
 _FIRST_CHARACTERS = 1200
 """Text of the first row with which a preparation of conversations ends."""
@@ -42,57 +42,6 @@ def _data() -> None:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareOptions:
-    """The options of `headway data prepare` that say what becomes of the text; text/preparation.py has their rules."""
-
-    tokenizer: Annotated[str, typer.Option(help="`bytes`, a `tokenizers` JSON file, or its folder.")] = "bytes"
-    field: Annotated[
-        str, typer.Option(help="Column of the text, or of the messages; empty: `text`, or a known form.")
-    ] = ""
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")
-    ] = False
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help='Records have a chosen and a rejected answer, for objective = "dpo".')
-    ] = False
-    binary: Annotated[bool, typer.Option("--binary", help="Take each file as it is, text or not.")] = False
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None
-    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train"
-    end_of_text: Annotated[
-        str,
-        typer.Option(
-            metavar="TOKEN", help="Token after each document, instead of the tokenizer's own.", show_default=False
-        ),
-    ] = ""
-    no_bos: Annotated[
-        bool, typer.Option("--no-bos", help="Begin no text with the token that the tokenizer itself puts there.")
-    ] = False
-    max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0
-    pack: Annotated[
-        int,
-        typer.Option(
-            metavar="LENGTH", help="Pack whole documents into rows for sequences of this length; 0: one stream."
-        ),
-    ] = 0
-    flags: Annotated[bool, typer.Option("--flags", help="Mark where documents begin; --chat and --pack always do.")] = (
-        False
-    )
-    validation: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the documents that are held out for evaluation.")
-    ] = 0.0
-    seed: Annotated[int, typer.Option(help="Chooses which documents are held out.")] = 0
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Names of special tokens in texts and messages are these tokens.")
-    ] = False
-    date: Annotated[
-        str, typer.Option(metavar="DAY", help="The day that chat templates are told: the same data, the same tokens.")
-    ] = "2026-01-01"
-    max_bad: Annotated[
-        int, typer.Option(min=0, help="Records that may be left out, with a warning, because they cannot be used.")
-    ] = 100
-
-
 def prepare(
     sources: Annotated[
         list[str],
@@ -101,7 +50,7 @@ def prepare(
         ),
     ],
     out: OutDir,
-    options: PrepareOptions,
+    options: Preparation,
     as_json: AsJson = False,
 ) -> Answer:
     """Make a folder of token shards, for [data] source.
@@ -112,20 +61,17 @@ def prepare(
     headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --pack 2048 --validation 0.01 --out data/chats
     """
     from headway.daemon.base.terminal import console
-    from headway.daemon.text.preparation import Preparation
     from headway.daemon.text.prepare import prepare as prepare_data
     from headway.daemon.text.shown_row import read_row
     from headway.daemon.text.summary import lines_of, table_of
 
-    screen, told = console(sys.stderr), asdict(options)
-    has_messages, has_bos = options.chat or options.pairs, not told.pop("no_bos")
-    asked = Preparation(**told | {"chat": has_messages, "bos": has_bos})
-    prepared = prepare_data(sources, out, asked, warn=warn, console=screen if screen.is_terminal else None)
+    screen = console(sys.stderr)
+    prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)
     if as_json:
         return as_json_text({"out": str(out), **table_of(prepared)})
     for line in lines_of(out, prepared):
         say(line)
-    if not has_messages:
+    if not options.has_chats:
         return None
     _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)
     return "`headway data show` shows any other row"

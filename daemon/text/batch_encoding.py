@@ -14,6 +14,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.text.destination import EncodedPiece
 from headway.daemon.text.documents import TOO_DEEP, BadRecord, Conversation, Document, Pair
 from headway.daemon.text.encoder import EncodedChat, Encoder, Spoken, Tokens
+from headway.daemon.text.preparation import Preparation
 from headway.daemon.text.text_sources import Source
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 
@@ -22,22 +23,15 @@ from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 # Equal documents are on the same side, so no copy of a training document is validated on.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """A share of all documents."""
+def is_held_out(beginning: bytes | Conversation | Pair, share: float, seed: int) -> bool:
+    """Return whether a document is held out. beginning: its first piece, the conversation, or the pair.
 
-    share: float = 0.0
-    seed: int = 0
-
-    def contains(self, beginning: bytes | Conversation | Pair) -> bool:
-        """Return whether a document is held out. beginning: its first piece, the conversation, or the pair.
-
-        It is, if BLAKE2b's first 8 bytes, a little-endian number, are below share · 2^64. The key is the seed.
-        """
-        if not self.share:
-            return False
-        digest = blake2b(_content(beginning), digest_size=8, key=self.seed.to_bytes(8, "little")).digest()
-        return int.from_bytes(digest, "little") < int(self.share * 2**64)
+    It is, if BLAKE2b's first 8 bytes, a little-endian number, are below share · 2^64. The key is the seed.
+    """
+    if not share:
+        return False
+    digest = blake2b(_content(beginning), digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") < int(share * 2**64)
 
 
 def _content(beginning: bytes | Conversation | Pair) -> bytes:
@@ -103,7 +97,7 @@ _Found = Sequence[tuple[Tokens, _Flags | None]] | BadRecord
 
 
 def encoded_pieces(
-    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+    sources: Iterable[Source], encoder: Encoder, options: Preparation, start: Position
 ) -> Iterator[EncodedPiece | BadRecord | Read | Noted | Position]:
     """Yield the pieces of all documents in their order, records that have none, and how far the sources are read.
 
@@ -113,7 +107,7 @@ def encoded_pieces(
     Raises ConfigError for text that is not UTF-8, or that the tokenizer cannot encode.
     """
     begins = start.begins
-    for batch, end in _batches(sources, encoder, held_out, start):
+    for batch, end in _batches(sources, encoder, options, start):
         noted: Counter[str] = Counter()
         found = _encoded(batch, encoder, noted)
         for item in batch:
@@ -133,13 +127,13 @@ def encoded_pieces(
 
 
 def _batches(
-    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+    sources: Iterable[Source], encoder: Encoder, options: Preparation, start: Position
 ) -> Iterator[tuple[list[_Item], Position]]:
     """Yield batches, each with the position after it."""
     batch: list[_Item] = []
     num_bytes = 0
     end = start
-    for item, end in _items(sources, encoder, held_out, start):
+    for item, end in _items(sources, encoder, options, start):
         batch.append(item)
         content = item.content if isinstance(item, _Piece) else None
         num_bytes += len(content) if isinstance(content, bytes) else CONVERSATION_BYTES * (content is not None)
@@ -150,7 +144,7 @@ def _batches(
 
 
 def _items(
-    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+    sources: Iterable[Source], encoder: Encoder, options: Preparation, start: Position
 ) -> Iterator[tuple[_Item, Position]]:
     """Yield what comes after the start, each with the position after it; and how far is read also before the start."""
     for index, source in enumerate(sources):
@@ -158,36 +152,36 @@ def _items(
             yield Read(source.size), start
             continue
         known = start.num_items if index == start.source_index else 0
-        for number, item in enumerate(_items_of(source, encoder, held_out), 1):
+        for number, item in enumerate(_items_of(source, encoder, options), 1):
             if number > known:
                 yield item, Position(source_index=index, num_items=number)
             elif isinstance(item, Read):
                 yield item, start
 
 
-def _items_of(source: Source, encoder: Encoder, held_out: HeldOut) -> Iterator[_Item]:
+def _items_of(source: Source, encoder: Encoder, options: Preparation) -> Iterator[_Item]:
     for document, size in source.documents():
         if isinstance(document, BadRecord):
             yield document
         else:
-            yield from _pieces(document, source.name, held_out, has_end=encoder.end_of_text is not None)
+            yield from _pieces(document, source.name, options, has_end=encoder.end_of_text is not None)
         yield Read(size)
 
 
-def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool) -> Iterator[_Piece | BadRecord]:
+def _pieces(document: Document, source: str, options: Preparation, *, has_end: bool) -> Iterator[_Piece | BadRecord]:
     """Yield the pieces of a document. A text ends with a token of its own, if there is one."""
-    is_first, is_held_out, is_text = True, False, True
+    is_first, is_apart, is_text = True, False, True
     for content in document:
         try:
-            is_held_out = held_out.contains(content) if is_first else is_held_out
+            is_apart = is_held_out(content, options.validation, options.seed) if is_first else is_apart
         except RecursionError:
             yield BadRecord(TOO_DEEP, "" if isinstance(content, bytes) else content.where)
             return
         is_text = isinstance(content, bytes)
-        yield _Piece(content, is_first, is_held_out, source)
+        yield _Piece(content, is_first, is_apart, source)
         is_first = False
     if is_text and has_end:
-        yield _Piece(None, is_first, is_held_out, source)
+        yield _Piece(None, is_first, is_apart, source)
 
 
 def _encoded(batch: Iterable[_Item], encoder: Encoder, noted: Counter[str]) -> Iterator[_Found]:

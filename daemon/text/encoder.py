@@ -31,6 +31,7 @@ from headway.daemon.text.data_tokenizer import (
     special_tokens,
 )
 from headway.daemon.text.documents import TOO_DEEP, Conversation, library
+from headway.daemon.text.preparation import Preparation
 from headway.daemon.text.special_words import GUARD, SpecialWords
 
 # Turns conversations into tokens. In what a chat template writes, the names of special tokens are these tokens.
@@ -195,8 +196,6 @@ def _encoded_whole(loaded: Any, text: str) -> Any:
 
 
 NO_WORDS: Final = SpecialWords(())
-TODAY: Final = date(2026, 1, 1)
-"""The date that chat templates are told unless another is asked for: the same data gives the same tokens every day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,20 +224,6 @@ class Encoder:
     """Turns conversations into tokens; None: there is no chat template."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How a tokenizer reads texts and conversations."""
-
-    end_of_text: str = ""
-    """Token after each document; empty: the one in tokenizer_config.json, or a known one."""
-    has_begin: bool = True
-    """A text begins with the tokens that the tokenizer's own post-processor puts there."""
-    has_special_words: bool = False
-    """A text in which the name of a special token stands has this token."""
-    today: date = TODAY
-    """The date in chat templates that ask for one."""
-
-
 def _file_of(tokenizer: str) -> Path:
     """Return the JSON file of a tokenizer, which may be named by its folder."""
     found = "no such tokenizer: say bytes, or name a tokenizers JSON file or its folder"
@@ -252,24 +237,24 @@ def _file_of(tokenizer: str) -> Path:
     raise ConfigError(found, tokenizer[:500])
 
 
-def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
+def read_encoder(options: Preparation) -> Encoder:
     """Return the encoder of `bytes`, of a `tokenizers` JSON file, or of a folder with its tokenizer.json.
 
     Raises ConfigError when it is missing or invalid.
     """
-    how = how or Reading()
+    tokenizer, today = options.tokenizer, date.fromisoformat(options.date)
     if tokenizer == BYTES:
-        if how.end_of_text:
+        if options.end_of_text:
             raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
         return Encoder(vocab_size=256, encode=_bytes, end_of_text=0)
     file = _file_of(tokenizer)
     config = _config(file)
-    raw, special = _described(file, config, how.end_of_text)
+    raw, special = _described(file, config, options.end_of_text)
     names = special_names(raw, special)
-    words = SpecialWords(() if how.has_special_words else names)
+    words = SpecialWords(() if options.special_tokens else names)
     loaded = _load(raw, names, words, file)
-    begin = begin_of_text(raw.get("post_processor")) if how.has_begin else ()
-    templates = read_templates(file.parent, config, names=SpecialWords(names), words=words, today=how.today)
+    begin = begin_of_text(raw.get("post_processor")) if not options.no_bos else ()
+    templates = read_templates(file.parent, config, names=SpecialWords(names), words=words, today=today)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
     if templates:
         described["chat_template"] = templates.described
@@ -283,7 +268,7 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
         file=file,
         config=json.dumps(described),
         words=words,
-        told=f"date {how.today}" if templates and templates.ask_for_date else "",
+        told=f"date {today}" if templates and templates.ask_for_date else "",
         chats=None if templates is None else ChatEncoder(_with_special(raw, names), names, templates, words),
     )
 

@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +23,14 @@ from rich.progress import (
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import printable_name
-from headway.daemon.text.batch_encoding import HeldOut, Noted, Position, Read, encoded_pieces
+from headway.daemon.text.batch_encoding import Noted, Position, Read, encoded_pieces
 from headway.daemon.text.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from headway.daemon.text.destination import Destination
 from headway.daemon.text.documents import BadRecord
 from headway.daemon.text.encoder import Encoder, read_encoder
-from headway.daemon.text.preparation import Preparation, Prepared
-from headway.daemon.text.summary import BadRecords
+from headway.daemon.text.preparation import Preparation
+from headway.daemon.text.records import Field
+from headway.daemon.text.summary import BadRecords, Prepared
 from headway.daemon.text.text_sources import Source, open_sources
 from headway.daemon.text.unfinished import Unfinished, unfinished
 from headway.stages.data.shard_index import read_index
@@ -44,22 +45,18 @@ SAVING_SHARE: Final = 0.05
 """Most of the time that journals may take: rows that wait may be many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What every run of a preparation makes anew."""
-
-    form: DataForm
-    padding: int
-    max_tokens: int
-    max_bad: int
-
-
 class RestartableRun:
     """What is written so far, and up to where in the sources."""
 
-    def __init__(self, place: Unfinished, options: RunOptions, warn: Callable[[str], None]) -> None:
-        self.writer = ShardWriter(place.data, options.form)
-        self.destination = Destination(self.writer, padding=options.padding, max_tokens=options.max_tokens)
+    def __init__(self, place: Unfinished, encoder: Encoder, options: Preparation, warn: Callable[[str], None]) -> None:
+        form = DataForm(
+            vocab_size=encoder.vocab_size,
+            has_flags=options.has_flags,
+            row_tokens=options.row_tokens,
+            holds_pairs=options.pairs,
+        )
+        self.writer = ShardWriter(place.data, form)
+        self.destination = Destination(self.writer, padding=encoder.padding, max_tokens=options.max_tokens)
         self.bad = BadRecords(options.max_bad, warn)
         self.noted: Counter[str] = Counter()
         """Of an earlier run too."""
@@ -68,23 +65,25 @@ class RestartableRun:
         self._due_s = time.monotonic() + SAVE_EVERY_S
 
     @classmethod
-    def begin(cls, place: Unfinished, options: RunOptions, warn: Callable[[str], None]) -> "RestartableRun":
+    def begin(
+        cls, place: Unfinished, encoder: Encoder, options: Preparation, warn: Callable[[str], None]
+    ) -> "RestartableRun":
         """Go on with what lies in a place, if it is of the same work and whole; otherwise empty the place."""
         left = place.left()
         if left is not None:
-            found = cls(place, options, warn)
+            found = cls(place, encoder, options, warn)
             try:
                 found._resume(left)
             except DataError as error:
                 found.writer.abandon()
                 warn(f"{error}: what an earlier run left is damaged, so all starts afresh")
                 place.start_afresh()
-                return cls(place, options, warn)
+                return cls(place, encoder, options, warn)
             warn(f"goes on after {found.destination.num_taken:,} tokens of an earlier run")
             return found
         if place.start_afresh():
             warn("an earlier run ended early or had other arguments or inputs, so all starts afresh")
-        return cls(place, options, warn)
+        return cls(place, encoder, options, warn)
 
     def save_if_due(self, position: Position) -> None:
         """Write the journal, now and then. position: everything before it is in the destination."""
@@ -159,7 +158,7 @@ def prepare(
     shows a progress bar. Raises ConfigError: a file or library is missing or no text, a record has no such field,
     `out` exists.
     """
-    options = options or Preparation()
+    options = options or Preparation(max_bad=0)
     if not sources:
         raise ConfigError("no source of text was named")
     encoder = _encoder(options, warn)
@@ -167,9 +166,9 @@ def prepare(
         opened = [source for name in sources for source in _opened(name, options, warn)]
         work = name_of_work(opened, sources, encoder, options)
         with unfinished(out, work, warn) as place:
-            run = RestartableRun.begin(place, _run_options(encoder, options), warn)
+            run = RestartableRun.begin(place, encoder, options, warn)
             try:
-                _fill(run, opened, encoder, held_out=options.held_out, console=console)
+                _fill(run, opened, encoder, options, console)
                 train, validation = run.destination.finish()
                 is_short = options.pairs and train.left_out + validation.left_out > 0
                 _check(run, ", ".join(sources), options, rows_are_short=is_short)
@@ -191,7 +190,7 @@ def prepare(
         index=read_index(out),
         train=train,
         validation=validation,
-        begin_of_text="" if options.chat else encoder.begin_name,
+        begin_of_text="" if options.has_chats else encoder.begin_name,
         num_bad=run.bad.count,
         bad_kinds=run.bad.kinds,
         noted=run.noted,
@@ -201,7 +200,7 @@ def prepare(
 def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> list[Source]:
     found = open_sources(
         name,
-        field=options.record_field,
+        field=Field(options.field, is_chat=options.has_chats, is_pair=options.pairs),
         config=options.config,
         split=options.split,
         is_binary=options.binary,
@@ -214,34 +213,19 @@ def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> lis
 
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
-    encoder = read_encoder(options.tokenizer, options.reading)
-    if options.chat and encoder.chats is None:
+    encoder = read_encoder(options)
+    if options.has_chats and encoder.chats is None:
         raise ConfigError(
             "has no chat template; name the folder of a model that has one with --tokenizer", options.tokenizer
         )
-    if encoder.end_of_text is None and not options.chat:
+    if encoder.end_of_text is None and not options.has_chats:
         what = "names no end-of-text token, so documents run into each other; name it with --end-of-text"
         warn(f"{options.tokenizer}: {what}")
     return encoder
 
 
-def _run_options(encoder: Encoder, options: Preparation) -> RunOptions:
-    form = DataForm(
-        vocab_size=encoder.vocab_size,
-        has_flags=options.has_flags,
-        row_tokens=options.row_tokens,
-        holds_pairs=options.pairs,
-    )
-    return RunOptions(form=form, padding=encoder.padding, max_tokens=options.max_tokens, max_bad=options.max_bad)
-
-
 def _fill(
-    run: RestartableRun,
-    sources: Sequence[Source],
-    encoder: Encoder,
-    *,
-    held_out: HeldOut,
-    console: Console | None,
+    run: RestartableRun, sources: Sequence[Source], encoder: Encoder, options: Preparation, console: Console | None
 ) -> None:
     """Write all documents, or as many as are wanted."""
     sizes = [source.size for source in sources]
@@ -257,7 +241,7 @@ def _fill(
     )
     with progress:
         task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
-        for item in encoded_pieces(sources, encoder, held_out, run.start):
+        for item in encoded_pieces(sources, encoder, options, run.start):
             if isinstance(item, BadRecord):
                 run.bad.leave_out(item)
             elif isinstance(item, Read):

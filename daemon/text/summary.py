@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from headway.daemon.text.batch_encoding import FORMS, SPECIAL_WORDS, THOUGHTS_LE
 from headway.daemon.text.chat_mask import Way
 from headway.daemon.text.destination import SplitCounts
 from headway.daemon.text.documents import BadRecord
-from headway.daemon.text.preparation import Prepared
+from headway.stages.data.shard_index import ShardIndex
 
 MAX_NAMED: Final = 10
 """Warnings that name a record; further ones are counted."""
@@ -41,6 +41,23 @@ class BadRecords:
         if self.count <= MAX_NAMED:
             last = "; further ones are only counted" if self.count == MAX_NAMED else ""
             self._warn(f"{bad.where}: {bad.what}; it is left out{last}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A finished data folder."""
+
+    index: ShardIndex
+    train: SplitCounts
+    begin_of_text: str = ""
+    """What each text begins with; empty: nothing."""
+    num_bad: int = 0
+    """Records that were left out."""
+    bad_kinds: Counter[str] = field(default_factory=Counter)
+    """Why, without the numbers in it."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """What else the summary counts, by kind."""
+    validation: SplitCounts = field(default_factory=lambda: SplitCounts(documents=0, tokens=0))
 
 
 _WAYS: Final = {

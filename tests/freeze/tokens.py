@@ -88,7 +88,7 @@ def record() -> dict[str, str]:
             {"max_tokens": 30},
             {"binary": True},
             {"special_tokens": True},
-            {"bos": False},
+            {"no_bos": True},
         ):
             found[f"text, {options}"] = _made(place, _lines(TEXTS), tokenizer="chatml", **options)
         for name in TEMPLATES:
@@ -115,7 +115,12 @@ def _made(place: Path, write: Callable[[Path], Path], *, tokenizer: str = "bytes
         said: list[str] = []
         try:
             source = str(write(folder))
-            done = prepare([source], folder / "out", Preparation(tokenizer=tokenizer, **options), warn=said.append)
+            done = prepare(
+                [source],
+                folder / "out",
+                Preparation(**{"max_bad": 0, "tokenizer": tokenizer, **options}),
+                warn=said.append,
+            )
         except ConfigError as error:
             return str(error).replace(name, "")
         splits = [astuple(done.train), astuple(done.validation)]

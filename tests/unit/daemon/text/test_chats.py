@@ -35,7 +35,7 @@ def messages_of(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
 def prepared(tmp_path: Path, folder: Path, records: list[Any]) -> tuple[list[int], list[int]]:
     """The tokens and the flags of records."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", Preparation(tokenizer=str(folder), chat=True))
+    prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", Preparation(tokenizer=str(folder), chat=True, max_bad=0))
     shards = TokenShards.open(tmp_path / "out")
     return list(map(int, shards._tokens._maps[0])), list(map(int, shards._flags._maps[0]))
 

@@ -201,4 +201,4 @@ def test_the_cache_of_the_hub_is_no_tokenizer_but_says_where_one_is(tmp_path: Pa
     """People name models--OWNER--NAME, where snapshots/REVISION has the files."""
     (tmp_path / "snapshots").mkdir()
     with pytest.raises(ConfigError, match=r"no such tokenizer: .*/snapshots/REVISION"):
-        read_encoder(str(tmp_path))
+        read_encoder(Preparation(tokenizer=str(tmp_path)))

@@ -11,10 +11,10 @@ import pytest
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.data_choices import with_flags_of
 from headway.daemon.text.documents import BadRecord, Pair
-from headway.daemon.text.preparation import Preparation, Prepared
+from headway.daemon.text.preparation import Preparation
 from headway.daemon.text.prepare import prepare
 from headway.daemon.text.records import Field
-from headway.daemon.text.summary import lines_of
+from headway.daemon.text.summary import Prepared, lines_of
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import TrainSpec
@@ -41,7 +41,7 @@ def prepared(tmp_path: Path, records: list[Any], *, pack: int = 96, **options: A
     """The folder `out` of records."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     tokenizer = str(folder_of(tmp_path, CHATML))
-    wanted = Preparation(tokenizer=tokenizer, chat=True, pairs=True, pack=pack, **options)
+    wanted = Preparation(tokenizer=tokenizer, pairs=True, pack=pack, max_bad=0, **options)
     return prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", wanted)
 
 
@@ -133,7 +133,7 @@ def test_pairs_by_the_names_of_openai_are_the_same() -> None:
 def test_pairs_need_rows() -> None:
     """Without --pack there is no row that a pair could stay in."""
     with pytest.raises(ConfigError, match="makes rows of whole pairs; add --pack"):
-        Preparation(chat=True, pairs=True)
+        Preparation(pairs=True)
 
 
 def test_a_microbatch_divides_by_the_pairs_of_its_batch(tmp_path: Path) -> None:

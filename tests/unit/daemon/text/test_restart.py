@@ -18,7 +18,8 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.text import batch_encoding, file_content
 from headway.daemon.text import prepare as preparing
 from headway.daemon.text import prepare as restartable_run
-from headway.daemon.text.preparation import Preparation, Prepared
+from headway.daemon.text.preparation import Preparation
+from headway.daemon.text.summary import Prepared
 from headway.daemon.text.unfinished import Unfinished
 from headway.stages.data.shard_writer import DataForm, ShardWriter, SplitWriter
 

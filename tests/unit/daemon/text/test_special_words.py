@@ -9,6 +9,7 @@ import pytest
 
 from headway.daemon.text.chat_mask import ChatText
 from headway.daemon.text.encoder import read_encoder
+from headway.daemon.text.preparation import Preparation
 from headway.daemon.text.special_words import SpecialWords, unguarded
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -77,7 +78,7 @@ def test_without_such_words_both_ways_give_the_same_tokens(tmp_path: Path, kind:
     tokenizer.add_tokens([added("<think>", normalized=False), added("<|n|>", normalized=True)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    encoder = read_encoder(str(tmp_path)).chats
+    encoder = read_encoder(Preparation(tokenizer=str(tmp_path))).chats
     assert encoder is not None
     chance = random.Random(5)
     for _ in range(400):

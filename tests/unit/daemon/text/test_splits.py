@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.data_choices import with_flags_of
-from headway.daemon.text.batch_encoding import HeldOut
+from headway.daemon.text.batch_encoding import is_held_out
 from headway.daemon.text.preparation import Preparation
 from headway.daemon.text.prepare import prepare
 from headway.daemon.text.summary import lines_of
@@ -60,8 +60,8 @@ def test_the_choice_is_the_one_that_the_page_defines() -> None:
     import hashlib
 
     number = int.from_bytes(hashlib.blake2b(b"text", digest_size=8, key=bytes([7] + [0] * 7)).digest(), "little")
-    assert HeldOut(share=number / 2**64 + 1e-9, seed=7).contains(b"text")
-    assert not HeldOut(share=number / 2**64 - 1e-9, seed=7).contains(b"text")
+    assert is_held_out(b"text", number / 2**64 + 1e-9, seed=7)
+    assert not is_held_out(b"text", number / 2**64 - 1e-9, seed=7)
 
 
 def test_both_splits_have_rows_and_flags_of_one_kind(tmp_path: Path) -> None:

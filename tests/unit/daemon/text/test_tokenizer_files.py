@@ -188,7 +188,7 @@ def test_a_text_begins_as_its_tokenizer_begins_it(tmp_path: Path, make: Any, con
     begin = of_transformers[: of_transformers.index(without[0])]
     assert prepared(tmp_path) == [*begin, *without, 256]
     (tmp_path / "out").rename(tmp_path / "default")
-    assert prepared(tmp_path, bos=False) == [*without, 256]
+    assert prepared(tmp_path, no_bos=True) == [*without, 256]
     (tmp_path / "out").rename(tmp_path / "no begin")
     (tmp_path / "in.txt").write_text("<s>text")
     assert prepared(tmp_path, special_tokens=True) == [257, *without, 256]
