@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -18,18 +18,13 @@ from headway.daemon.agent.steps import Delete, Fetch, Upload
 from headway.daemon.base.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.base.file_system import file_system_of
 from headway.daemon.base.places import is_store
-from headway.daemon.blobs.checkpoint import (
-    copy_to_checkpoint,
-    fetch_from_checkpoint,
-    keep_chunks,
-    probe,
-    resolve_checkpoint_dir,
-)
+from headway.daemon.blobs.checkpoint import copy_to_checkpoint, layer_at, probe, resolve_checkpoint_dir
 from headway.daemon.blobs.checkpoint_names import boundary_url
+from headway.daemon.blobs.fetch import Source, source_at
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.blobs.transfer import fetch_from_nodes, fetch_stored
+from headway.daemon.blobs.transfer import bring, holder
 from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import Save
 from headway.daemon.cluster.state_key import StateKey
@@ -39,7 +34,6 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.models.origin_parts import read_part
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.worker.goal import Wrote
-from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
 
@@ -94,6 +88,8 @@ class StateKeeper:
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self._copying = asyncio.Semaphore(NUM_AT_ONCE)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
+        self._reading: dict[str, asyncio.Semaphore] = {}
+        """Turns of the files that are read from each file system."""
         self.reads = OriginReads()
         self.durable: set[StateKey] = set()
         """Held files that are also in the checkpoint folder."""
@@ -153,117 +149,87 @@ class StateKeeper:
         """Fetch one file. Raises RecoveryError or ConfigError."""
         if step.device_index is None:
             async with self._copying:
-                await self._fetch_from(
-                    step.holders, step.key, step.expected, generation=step.run_key.generation, unhurried=True
-                )
-        elif step.key.is_of_origin:
-            await self._fetch_of_origin(step)
+                await self._bring(step, lambda: self._nodes(step, step.holders, unhurried=True))
         elif step.checkpoint_url:
             await self._fetch_stored(step)
         else:
             async with self._fetches:
                 holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
-                await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
+                await self._bring(step, lambda: self._nodes(step, holders))
 
     async def _fetch_stored(self, step: Fetch) -> None:
-        """Fetch from the checkpoint; else through another node. Damage counts only if that one finds it too: it may be
-        in this node's memory, or on its way there.
+        """Fetch from the checkpoint or the model's folder; else through a node that reads the file for this one. Damage
+        counts only if nobody else finds it sound: it may be in this node's memory, or on its way there.
         """
-        key, job = step.key, self._job(step.run_key.job)
-        url = resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root)
+        key, job, url = step.key, self._job(step.run_key.job), step.checkpoint_url
+        if not key.is_of_origin:
+            url = resolve_checkpoint_dir(url, self._checkpoint_root)
+        place = self._place(step, url)
 
-        def fetch(path: Path, beat: Beat) -> None:
-            fetch_from_checkpoint(url, key.layer, step.expected, path, beat=beat)
+        def sources() -> Iterator[Source]:
+            yield place
+            yield from self._nodes(step, self._others, is_forwarded=True)
 
-        try:
-            await self._read_stored(step, url, fetch)
-        except RecoveryError as error:
-            if isinstance(error, NoAccessError):
-                self.access.lacks(job.name, error)
-            try:
-                await self._fetch_forwarded(step)
-            except RecoveryError as second:
-                raise error from second
-
-    async def _fetch_of_origin(self, step: Fetch) -> None:
-        """Fetch from the model's folder; else through another node."""
-        key, url, spec = step.key, step.checkpoint_url, self._spec(step.run_key.job)
-        with self.reads.reading(spec.job.name, key, url=url, size_bytes=step.expected.size_bytes) as read:
-
-            def fetch(path: Path, beat: Beat) -> None:
-                chunks = counted(read_part(spec, key.layer, beat=beat), read.reached)
-                keep_chunks(f"{url} ({key.layer})", chunks, step.expected, path)
-
-            try:
-                await self._read_stored(step, url, fetch)
-            except RecoveryError as error:
+        async with self._reading.setdefault(file_system_of(url), asyncio.Semaphore(NUM_READS)):
+            if not key.is_of_origin:
+                await self._bring(step, sources)
+                return
+            with self.reads.reading(job.name, key, url=url, size_bytes=step.expected.size_bytes) as read:
                 try:
-                    await self._fetch_forwarded(step, tell=read.reached)
-                except RecoveryError as second:
-                    others = self._others
-                    raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
+                    await self._bring(step, sources, tell=read.reached)
+                except RecoveryError as error:
+                    if error.item.startswith(str(self._store.directory)):
+                        raise
+                    raise type(error)(error.item, f"{error.reason}; {_asked_too(self._others, key)}") from error
 
-    async def _read_stored(self, step: Fetch, url: str, fetch: Callable[[Path, Beat], None]) -> None:
-        fetching = fetch_stored(
-            self._store,
+    def _place(self, step: Fetch, url: str) -> Source:
+        """Return the file in the checkpoint or in the model's folder."""
+        layer, job = step.key.layer, step.run_key.job
+
+        async def note(error: RecoveryError) -> None:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(job, error)
+
+        if not step.key.is_of_origin:
+            return replace(layer_at(url, layer, step.expected, self._reads), doubt=note)
+        spec = self._spec(job)
+        return source_at(
+            url,
+            f"{url} ({layer})",
             self._reads,
-            step.key,
-            url=url,
-            fetch=fetch,
-            expected=step.expected,
-            generation=step.run_key.generation,
-            uid=_uid(self._job(step.run_key.job)),
+            lambda offset, beat: read_part(spec, layer, offset=offset, beat=beat),
         )
-        await self._naming_what_hangs(fetching)
-
-    async def _fetch_forwarded(self, step: Fetch, *, tell: Callable[[int], None] = lambda _: None) -> None:
-        """Fetch through a node that reads the file for this one. tell: is called with the bytes that are there."""
-        generation = step.run_key.generation
-        try:
-            await self._fetch_from(
-                self._others, step.key, step.expected, generation=generation, is_forwarded=True, tell=tell
-            )
-        except RecoveryError as error:
-            log.warning("not_forwarded", key=str(step.key), reason=error.reason)
-            raise
 
     @property
     def _others(self) -> tuple[str, ...]:
         return tuple(sorted(self._view.nodes.keys() - {self._node}))
 
-    async def _fetch_from(
-        self,
-        holders: tuple[str, ...],
-        key: StateKey,
-        expected: FileDigest,
-        *,
-        generation: int,
-        unhurried: bool = False,
-        is_forwarded: bool = False,
-        tell: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        job = self._job(key.job)
-        names = [name for name in holders if name in self._view.nodes]
+    def _nodes(
+        self, step: Fetch, names: Iterable[str], *, unhurried: bool = False, is_forwarded: bool = False
+    ) -> list[Source]:
+        """Return nodes as sources, of which this node reaches some; else those that hand the file on to it."""
+        names = [name for name in names if name in self._view.nodes]
         blocked = self._view.blocked
         reached = [name for name in names if not blocked.cannot_ask(self._node, name)]
         if names and not reached and (relays := blocked.relays(self._node, names, self._view.nodes)):
-            # a node that reaches both this node and a holder passes the file on
-            names, is_forwarded = list(relays), True
-        elif reached:
-            names = reached
-        endpoints = [self._view.nodes[name].endpoint for name in names]
-        await fetch_from_nodes(
-            self._store,
-            self._client,
-            key,
-            endpoints=endpoints,
-            expected=expected,
-            generation=generation,
-            uid=_uid(job),
-            unhurried=unhurried,
-            is_forwarded=is_forwarded,
-            tell=tell,
-        )
+            reached, is_forwarded = list(relays), True
+        return [
+            holder(
+                self._client,
+                self._view.nodes[name].endpoint,
+                step.key,
+                step.expected,
+                unhurried=unhurried,
+                is_forwarded=is_forwarded,
+            )
+            for name in reached or names
+        ]
+
+    async def _bring(
+        self, step: Fetch, sources: Callable[[], Iterable[Source]], *, tell: Callable[[int], None] = lambda _: None
+    ) -> None:
+        generation, uid = step.run_key.generation, _uid(self._job(step.key.job))
+        await bring(self._store, step.key, sources, expected=step.expected, generation=generation, uid=uid, tell=tell)
 
     async def copy_to_checkpoint(self, step: Upload) -> None:
         """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.
@@ -446,15 +412,6 @@ class OriginReads:
             url=self._urls[job],
             silent_s=silent_s // SILENT_STEP_S * SILENT_STEP_S,
         )
-
-
-def counted(chunks: Iterator[bytes], reached: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the chunks, and tell after each how many bytes have come."""
-    num_bytes = 0
-    for chunk in chunks:
-        num_bytes += len(chunk)
-        reached(num_bytes)
-        yield chunk
 
 
 class CheckpointAccess:

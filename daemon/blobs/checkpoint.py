@@ -12,12 +12,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
 import structlog
 
-from headway.daemon.base.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError, UnwritableError
+from headway.daemon.base.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.base.file_system import check_opened, is_local, open_url, sentence, told_as
 from headway.daemon.blobs.checkpoint_names import (
     MANIFEST,
@@ -29,11 +30,11 @@ from headway.daemon.blobs.checkpoint_names import (
     partial_name,
     place_of_folder,
 )
-from headway.daemon.blobs.fetch import PartialFile
+from headway.daemon.blobs.fetch import Arrival, Source, source_at
+from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.lineage import JournalPart, check_seal
 from headway.daemon.cluster.records import CheckpointRecord
-from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
@@ -41,22 +42,10 @@ log = structlog.get_logger()
 
 def copy_part(source: str, target: str, *, is_inherited: bool, beat: Callable[[], None] = lambda: None) -> None:
     """Copy a file to a journal part. A missing part of another job is only logged. Raises RecoveryError."""
-    if is_inherited and not _exists(source):
+    if is_inherited and not is_there(source):
         log.warning("journal_part_missing", url=source)
         return
     write_chunks(target, read_chunks_of(source, beat=beat), beat=beat)
-
-
-def fetch_part(url: str, part: JournalPart, target: Path, *, beat: Callable[[], None] = lambda: None) -> bool:
-    """Fetch a part from the folder of the parts to a local path. Returns False when it does not exist.
-
-    Raises DamagedCopyError when it is altered, RecoveryError.
-    """
-    source = f"{url}/{part_name(*part.place)}"
-    if not _exists(source):
-        return False
-    fetch_file(source, part, target, beat=beat)
-    return True
 
 
 def list_parts(url: str) -> list[PartFile]:
@@ -75,13 +64,6 @@ def delete_part(url: str, name: str) -> None:
     with told_as(url, "deleted"):
         if file_system.exists(path):
             file_system.rm_file(path)
-
-
-def _exists(url: str) -> bool:
-    file_system, path = open_url(url)
-    with told_as(url, "read"):
-        file_system.invalidate_cache(path.rpartition("/")[0])
-        return bool(file_system.exists(path))
 
 
 MANIFEST_ASIDE: Final = "manifest.set-aside.json"
@@ -171,12 +153,12 @@ def _is_gone(url: str, error: StorageAwayError, *, beside: str, beat: Callable[[
         if look:
             time.sleep(GONE_PAUSE_S)
         beat()
-        if _is_there(url) or not _is_there(beside):
+        if is_there(url) or not is_there(beside):
             return False
     return True
 
 
-def _is_there(url: str) -> bool:
+def is_there(url: str) -> bool:
     """Return whether a file or folder exists. Raises StorageAwayError when its file system fails."""
     file_system, path = open_url(url)
     with told_as(url, "read", StorageAwayError):
@@ -190,8 +172,8 @@ def set_aside(url: str, reason: str) -> None:
     The folder stays. A second call ends what a cut-off one began. Raises RecoveryError, naming the URL: nothing is made
     where the checkpoint is not there, as on a share that is not mounted.
     """
-    if not _is_there(f"{url}/{SET_ASIDE}"):  # the first reason stays: a later one is that the manifest is gone
-        if not (_is_there(f"{url}/{MANIFEST}") or _is_there(f"{url}/{MANIFEST_ASIDE}")):
+    if not is_there(f"{url}/{SET_ASIDE}"):  # the first reason stays: a later one is that the manifest is gone
+        if not (is_there(f"{url}/{MANIFEST}") or is_there(f"{url}/{MANIFEST_ASIDE}")):
             raise StorageAwayError(url, f"has no {MANIFEST} now, so nothing is set aside")
         write_chunks(f"{url}/{SET_ASIDE}", iter([f"{reason}\n".encode()]))
     file_system, path = open_url(url)
@@ -243,69 +225,49 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
     return sorted(found)
 
 
-def fetch_from_checkpoint(
-    url: str, layer: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None
-) -> None:
-    """Fetch one layer's file, verified, to a local path.
-
-    Raises DamagedCopyError when the file is altered, or gone from beside a manifest; StorageAwayError when the
-    checkpoint cannot be read; and RecoveryError when the target cannot be written.
-
-    beat: is called with each chunk.
+def layer_at(url: str, layer: str, expected: FileDigest, threads: FileThreads) -> Source:
+    """Return a layer's file in the folder of a boundary as a source. What its manifest names and is not there, while
+    the manifest is, counts as damaged.
     """
-    source = f"{url}/{file_name(layer)}"
+    file, manifest = f"{url}/{file_name(layer)}", f"{url}/{MANIFEST}"
+    return source_at(url, file, threads, partial(_read_stored, file, expected, manifest))
+
+
+def part_at(url: str, part: JournalPart, threads: FileThreads) -> Source:
+    """Return a journal part in the folder of the parts as a source."""
+    file = f"{url}/{part_name(*part.place)}"
+    return source_at(url, file, threads, partial(_read_stored, file, part, ""))
+
+
+def _read_stored(
+    url: str, expected: FileDigest, beside: str, offset: int = 0, beat: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
+    """Yield a file's chunks from an offset on. Raises DamagedCopyError when it ends early, or is gone while `beside` is
+    there; StorageAwayError.
+    """
+    num_bytes = offset
     try:
-        fetch_file(source, expected, target, beat=beat)
+        for chunk in read_chunks_of(url, offset=offset, beat=beat):
+            num_bytes += len(chunk)
+            yield chunk
     except StorageAwayError as error:
-        if _is_gone(source, error, beside=f"{url}/{MANIFEST}", beat=beat):
-            raise DamagedCopyError(source, "is missing from the checkpoint") from error
+        if beside and _is_gone(url, error, beside=beside, beat=beat):
+            raise DamagedCopyError(url, "is missing from the checkpoint") from error
         raise
-
-
-def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None) -> None:
-    """Fetch a state file by its URL; raises and calls as `fetch_from_checkpoint`."""
-    keep_chunks(source, read_chunks_of(source, beat=beat), expected, target)
-
-
-def keep_chunks(source: str, chunks: Iterator[bytes], expected: FileDigest, target: Path) -> None:
-    """Write the chunks of a state file, verified, to a local path; raises as `fetch_from_checkpoint`."""
-    partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
-    file = PartialFile(target, expected, what=source, partial=partial)
-    try:
-        for chunk in chunks:
-            file.append(chunk, "")
-        if not file.is_whole:
-            raise DamagedCopyError(source, f"is damaged: it ends after {file.num_bytes} of {expected.size_bytes} bytes")
-        file.verify("")
-        file.put_in_place()
-    except UnwritableError as error:
-        raise RecoveryError(source, f"cannot be kept at {target}: {error.reason}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    if num_bytes < expected.size_bytes:
+        raise DamagedCopyError(url, f"is damaged: it ends after {num_bytes} of {expected.size_bytes} bytes")
 
 
 def verify_files(url: str, files: Mapping[str, FileDigest]) -> None:
     """Read every file of a checkpoint. Raises DamagedCopyError for one that is not what the manifest names, and
     StorageAwayError for one that cannot be read.
     """
-    from headway.stages.state.state_file import ContentCheck
-
     for layer, expected in files.items():
-        source = f"{url}/{file_name(layer)}"
-        content = ContentCheck(Path(source), expected.size_bytes)
-        try:
-            for chunk in read_chunks_of(source):
-                content.update(chunk)
-            found = content.checksum()
-        except DamagedFileError as error:
-            raise DamagedCopyError(source, f"is damaged: {error.reason}") from error
-        if found != expected.checksum:
-            raise DamagedCopyError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
-
-
-def read_from_checkpoint(url: str, layer: str, *, offset: int = 0) -> Iterator[bytes]:
-    """Yield one layer's file from an offset on, in unverified chunks. Raises RecoveryError, naming the URL."""
-    return read_chunks_of(f"{url}/{file_name(layer)}", offset=offset)
+        file = f"{url}/{file_name(layer)}"
+        arrived = Arrival(expected, what=file)
+        for chunk in _read_stored(file, expected, ""):
+            arrived.add(chunk)
+        arrived.verify()
 
 
 def probe(checkpoint_dir: str) -> None:
@@ -328,17 +290,17 @@ def write_chunks(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] 
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
+        draft = target.with_name(partial_name(target.name, secrets.token_hex(4)))
         try:
-            with partial.open("wb") as local:
+            with draft.open("wb") as local:
                 for chunk in chunks:
                     local.write(chunk)
                 local.flush()
                 os.fsync(local.fileno())
             beat()
-            partial.replace(target)
+            draft.replace(target)
         finally:
-            partial.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
 
 
 def _put(file: Any, chunks: Iterator[bytes], beat: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError, StorageAwayError
-from headway.daemon.blobs.fetch import PartialFile, ServerAwayError, Source, fetch
+from headway.daemon.blobs.fetch import Failures, PartialFile, Source, fetch
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.transfer import in_time
@@ -93,16 +93,8 @@ class UrlGiver:
         """Yield a file from an offset on."""
         return self._read(lambda folder: folder.read(wanted.file, offset, wanted.num_bytes))
 
-    async def _read(self, begin: Callable[[OriginFolder], Iterator[bytes]]) -> AsyncIterator[bytes]:
-        pieces = await self._in_thread(lambda beat: begin(OriginFolder(self._url, beat=beat)))
-        while (piece := await self._in_thread(lambda _: next(pieces, None))) is not None:
-            yield piece
-
-    async def _in_thread(self, act: Callable[[Beat], T]) -> T:
-        try:
-            return await self._threads.run(self._url, act)
-        except StorageAwayError as error:
-            raise ServerAwayError(error.item, error.reason) from error
+    def _read(self, begin: Callable[[OriginFolder], Iterator[bytes]]) -> AsyncIterator[bytes]:
+        return self._threads.pieces(self._url, lambda beat: begin(OriginFolder(self._url, beat=beat)))
 
 
 class CallerGiver:
@@ -278,11 +270,12 @@ class Download:
 
     async def _index(self) -> ShardIndex:
         """Fetch the index: it is known by what it says, so it comes whole, from one giver."""
-        reasons, is_away = [], False
+        failures = Failures("nobody gives it")
         for giver in self._asked():
+            source = Source(giver.name, lambda _, giver=giver: giver.index())  # type: ignore[misc]
             try:
                 raw = bytearray()
-                async for piece in giver.index():
+                async for piece in source.pieces(0):
                     raw += piece
                     if len(raw) > MAX_INDEX_BYTES:
                         raise RecoveryError(giver.name, f"sent an index of more than {MAX_INDEX_BYTES >> 20} MiB")
@@ -290,13 +283,11 @@ class Download:
             except StorageAwayError:
                 raise  # the fault is in this node's cache: no other giver can help
             except (PeerError, RecoveryError) as error:
-                reasons.append(str(error))
-                is_away |= isinstance(error, ServerAwayError)
+                failures.add(source, error)
                 continue
             self._last = giver.name
             return index
-        kind = StorageAwayError if is_away else RecoveryError
-        raise kind("nobody gives it", "; ".join(reasons) or "there is no other node")
+        raise failures.error()
 
     def _kept(self, raw: bytes, sender: str, _: Beat) -> ShardIndex:
         return self._data.keep_index(raw, sender)

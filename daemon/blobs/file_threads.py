@@ -7,7 +7,7 @@ thread comes back. The threads are daemons: one that hangs for ever does not kee
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -74,6 +74,23 @@ class FileThreads:
         finally:
             system.num_askers -= 1
             self._forget_idle()
+
+    async def pieces(self, url: str, begin: Callable[[Beat], Iterator[bytes]]) -> AsyncIterator[bytes]:
+        """Yield what begin(beat) yields, each piece by a call of its own, which counts as hung by itself. Raises as
+        `run`.
+        """
+        found: Iterator[bytes] | None = None
+        call: Beat = lambda: None  # noqa: E731 (it is replaced by that of each call)
+
+        def step(beat: Beat) -> bytes | None:
+            nonlocal found, call
+            call = beat
+            if found is None:
+                found = begin(lambda: call())
+            return next(found, None)
+
+        while (piece := await self.run(url, step)) is not None:
+            yield piece
 
     async def _run_on(
         self, system: "_FileSystem", url: str, act: Callable[[Beat], T], on_late: Callable[[], None]

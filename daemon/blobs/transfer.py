@@ -1,4 +1,4 @@
-"""Brings layer files into a node's store: from other nodes, resumed where a holder failed, or from a checkpoint.
+"""Brings layer files into a node's store, from other nodes or a checkpoint, resumed where a source failed.
 
 A file whose checksum differs from its registration is dropped. Then its holder is asked for the bytes after the last
 one: that makes the holder check its own file, and delete a damaged one.
@@ -7,7 +7,6 @@ one: that makes the holder check its own file, and delete a damaged one.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -15,7 +14,6 @@ import structlog
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.blobs.fetch import Source, fetch
-from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.state_key import StateKey
@@ -30,61 +28,27 @@ MOST_SILENCES: Final = 6
 """Multiple of that time for a file that does not move while its connection does."""
 
 
-async def fetch_from_nodes(
+async def bring(
     store: StateStore,
-    client: NodeClient,
     key: StateKey,
+    sources: Callable[[], Iterable[Source]],
     *,
-    endpoints: Iterable[NodeEndpoint],
     expected: FileDigest,
     generation: int = 0,
     uid: str = "",
-    unhurried: bool = False,
-    is_forwarded: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Fetch a file from the first holder that gives it, continuing at the next where one failed.
+    """Bring a file into the store from the first source that gives it, continuing at the next where one failed.
 
-    unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: a holder without the file reads it
-    where it can, also from the checkpoint folder. tell: is called with the number of bytes that are there.
-
-    Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
-    come stay for the next attempt, until the file is abandoned.
+    tell: is called with the number of bytes that are there. Raises RecoveryError as `fetch`. Bytes that have come stay
+    for the next attempt, until the file is abandoned.
     """
     file = await store.receive(key, expected)
-    sources = [
-        holder(client, endpoint, key, expected, unhurried=unhurried, is_forwarded=is_forwarded)
-        for endpoint in endpoints
-    ]
-    source = await fetch(file, lambda: sources, in_thread=store.in_thread, tell=tell)
+    source = await fetch(file, sources, in_thread=store.in_thread, tell=tell)
     await store.adopt(
         key, file.path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid
     )
-    log.info("state_fetched", key=str(key), peer=source.name, size_bytes=expected.size_bytes)
-
-
-async def fetch_stored(
-    store: StateStore,
-    threads: FileThreads,
-    key: StateKey,
-    *,
-    url: str,
-    fetch: Callable[[Path, Beat], None],
-    expected: FileDigest,
-    generation: int = 0,
-    uid: str = "",
-) -> None:
-    """Fetch a file from a checkpoint, or from the folder with the initial weights. Raises RecoveryError.
-
-    url: the folder. fetch(path, beat): writes the verified file to a path, in a thread.
-    """
-    store.require_room(expected.size_bytes, str(key), held=key)
-    path = await store.place_for(key)
-    await threads.run(url, lambda beat: fetch(path, beat))
-    await store.adopt(
-        key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid
-    )
-    log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
+    log.info("state_fetched", key=str(key), source=source.name, size_bytes=expected.size_bytes)
 
 
 def holder(
@@ -96,13 +60,17 @@ def holder(
     unhurried: bool = False,
     is_forwarded: bool = False,
 ) -> Source:
-    """Return a node as the source of a state file. unhurried, is_forwarded: as for `fetch_from_nodes`."""
+    """Return a node as the source of a state file.
+
+    unhurried: no worker waits for it, so it may come slowly. is_forwarded: a node without the file reads it where it
+    can, also from the checkpoint folder.
+    """
 
     def read(offset: int) -> AsyncIterator[bytes]:
         pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
         return in_time(endpoint, pieces, heard=client.heard)
 
-    async def let_it_check() -> None:
+    async def let_it_check(_error: RecoveryError) -> None:
         if is_forwarded:
             return
         try:

@@ -62,8 +62,7 @@ class DataService:
             async for piece in nothing:
                 yield piece
         if (path := finding.result()) is not None:
-            chunks = read_chunks(path, offset=request.offset)
-            while piece := await self._files.run(str(path), lambda _: next(chunks, b"")):
+            async for piece in self._files.pieces(str(path), lambda _: read_chunks(path, offset=request.offset)):
                 yield piece
             return
         urls = [source for source in sources if is_url(source)]
@@ -117,13 +116,9 @@ class DataService:
                 raise RecoveryError(url, f"{name!r} is not a file of the data")
             return folder.read(name, request.offset, size)
 
-        beginning = asyncio.ensure_future(self._urls.run(url, begin))
-        async with aclosing(_alive_until(beginning)) as nothing:
-            async for piece in nothing:
-                yield piece
-        pieces, is_last = beginning.result(), False
+        pieces, is_last = self._urls.pieces(url, begin), False
         while not is_last:
-            reading = asyncio.ensure_future(self._urls.run(url, lambda _: next(pieces, b"")))
+            reading = asyncio.ensure_future(anext(pieces, b""))
             async with aclosing(_alive_until(reading)) as nothing:
                 async for piece in nothing:
                     yield piece

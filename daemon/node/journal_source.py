@@ -14,9 +14,9 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.base.errors import DamagedCopyError, RecoveryError
-from headway.daemon.blobs.checkpoint import fetch_from_checkpoint, fetch_part, resolve_checkpoint_dir
-from headway.daemon.blobs.checkpoint_names import parts_url
-from headway.daemon.blobs.fetch import PartialFile, fetch
+from headway.daemon.blobs.checkpoint import is_there, layer_at, part_at, resolve_checkpoint_dir
+from headway.daemon.blobs.checkpoint_names import part_name, parts_url
+from headway.daemon.blobs.fetch import PartialFile, Source, fetch
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
@@ -30,6 +30,7 @@ from headway.daemon.decide.job_view import JobView, Place
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
 from headway.stages.ids import Boundary, Timeline
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.layer_file import read_journal
 
@@ -111,7 +112,8 @@ class JournalSource:
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / f"{JOURNAL}.safetensors"
             try:
-                if await self._reads.run(url, lambda beat: fetch_part(url, part, path, beat=beat)):
+                if await self._reads.run(url, lambda _: is_there(f"{url}/{part_name(*part.place)}")):
+                    await self._bring(path, part, [part_at(url, part, self._reads)])
                     return await asyncio.to_thread(_entries_of_part, path, part)
                 reason = "it does not exist"
             except (DamagedCopyError, DamagedFileError) as error:
@@ -120,30 +122,34 @@ class JournalSource:
         return []
 
     async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
+        written = _as_written(job, key)
         if (file := self._store.get(key)) is not None:
-            path, written = file.path, _as_written(job, key)
+            path = file.path
             return await self._store.in_thread(lambda _: _entries(path, written))
+        sources: dict[FileDigest, list[Source]] = {}
+        for name, held in sorted(job.holders(key.timeline, key.boundary, JOURNAL).items()):
+            if name in self._view.nodes and name != self._node:
+                node = holder(self._client, self._view.nodes[name].endpoint, key, held.digest)
+                sources.setdefault(held.digest, []).append(node)
+        checkpoint = job.checkpoint
+        if checkpoint is not None and (checkpoint.timeline, checkpoint.boundary) == (key.timeline, key.boundary):
+            url, expected = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root), checkpoint.files[JOURNAL]
+            sources.setdefault(expected.digest, []).append(layer_at(url, JOURNAL, expected, self._reads))
+        failure = RecoveryError(str(key), "the nodes that held it are gone")
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / f"{JOURNAL}.safetensors"
-            failure = RecoveryError(str(key), "the nodes that held it are gone")
-            for name, held in sorted(job.holders(key.timeline, key.boundary, JOURNAL).items()):
-                if name not in self._view.nodes or name == self._node:
-                    continue
-                arriving = PartialFile(path, held.digest, what=str(key))
-                sources = [holder(self._client, self._view.nodes[name].endpoint, key, held.digest)]
+            for expected, those in sources.items():
                 try:
-                    await fetch(arriving, sources.copy, in_thread=partial(self._reads.run, folder))
+                    await self._bring(path, expected, those)
                 except RecoveryError as error:
                     failure = error
                     continue
-                return await asyncio.to_thread(_entries, path, key)
-            checkpoint = job.checkpoint
-            if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
-                raise failure
-            url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
-            expected = checkpoint.files[JOURNAL]
-            await self._reads.run(url, lambda beat: fetch_from_checkpoint(url, JOURNAL, expected, path, beat=beat))
-            return await asyncio.to_thread(_entries, path, _as_written(job, key))
+                return await asyncio.to_thread(_entries, path, written)
+        raise failure
+
+    async def _bring(self, path: Path, expected: FileDigest, sources: list[Source]) -> None:
+        arriving = PartialFile(path, expected, what=sources[0].name)
+        await fetch(arriving, sources.copy, in_thread=partial(self._reads.run, str(path.parent)))
 
 
 def _as_written(job: JobView, key: StateKey) -> StateKey:

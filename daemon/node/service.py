@@ -20,7 +20,7 @@ from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name, join_addre
 from headway.daemon.base.errors import ConfigError, NoAccessError, RecoveryError, StoreError
 from headway.daemon.base.fault_points import fault_point
 from headway.daemon.base.places import is_store, why_no_place
-from headway.daemon.blobs.checkpoint import CHUNK_BYTES, probe, read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.blobs.checkpoint import CHUNK_BYTES, layer_at, probe, resolve_checkpoint_dir
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import KEEPALIVE_S, NodeClient, add_byte_streams, server_keepalive
@@ -444,16 +444,15 @@ class NodeService(control_pb2_grpc.NodeServicer):
         if key.layer not in checkpoint.files:
             raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
         url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
-        pieces = read_from_checkpoint(url, key.layer, offset=offset)
-        while piece := await self._reads.run(url, lambda _: next(pieces, b"")):
+        async for piece in layer_at(url, key.layer, checkpoint.files[key.layer], self._reads).read(offset):
             yield piece
 
     async def _of_origin(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
         """Send a part of the folder with the initial weights; whoever asked compares its checksum."""
         if job.spec is None or not job.spec.origin.url:
             raise RecoveryError(str(key), "the job did not start from a folder")
-        pieces = read_part(job.spec, key.layer, offset=offset)
-        while piece := await self._reads.run(job.spec.origin.url, lambda _: next(pieces, b"")):
+        begin_at = partial(read_part, job.spec, key.layer, offset=offset)
+        async for piece in self._reads.pieces(job.spec.origin.url, lambda beat: begin_at(beat=beat)):
             for begin in range(0, len(piece), CHUNK_BYTES):
                 yield piece[begin : begin + CHUNK_BYTES]
 

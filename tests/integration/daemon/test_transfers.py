@@ -12,10 +12,11 @@ import pytest
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs import transfer
-from headway.daemon.blobs.checkpoint import copy_to_checkpoint, fetch_from_checkpoint
+from headway.daemon.blobs.checkpoint import copy_to_checkpoint, layer_at
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.transfer import fetch_from_nodes, fetch_stored
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.blobs.transfer import bring, holder
 from headway.daemon.client import export
 from headway.daemon.cluster.records import CheckpointRecord
 from headway.daemon.cluster.state_key import StateKey
@@ -26,11 +27,28 @@ from headway.stages.state.file_digest import FileDigest
 from tests.rigs.node_network import DATA, FILE, HELD_BY_B, KEY, Network
 
 
+async def fetch_from_nodes(
+    store: StateStore,
+    client: NodeClient,
+    endpoints: list[NodeEndpoint],
+    *,
+    expected: FileDigest = FILE,
+    unhurried: bool = False,
+    is_forwarded: bool = False,
+) -> None:
+    """Bring KEY's file from these nodes."""
+    sources = [
+        holder(client, endpoint, KEY, expected, unhurried=unhurried, is_forwarded=is_forwarded)
+        for endpoint in endpoints
+    ]
+    await bring(store, KEY, sources.copy, expected=expected)
+
+
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
     """The first holder is gone, the second gives it: the file is in the store, verified."""
     await network.b.hold()
     endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
-    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+    await fetch_from_nodes(network.a.store, network.client, endpoints)
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
@@ -54,7 +72,7 @@ async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(netw
     client = Breaking.__new__(Breaking)
     client.heard = {}
     endpoints = [NodeEndpoint("b", "broken"), network.b.endpoint]
-    await fetch_from_nodes(network.a.store, client, KEY, endpoints=endpoints, expected=FILE)
+    await fetch_from_nodes(network.a.store, client, endpoints)
     assert asked == [0, 1 << 20]
     assert b"".join(network.a.store.read(KEY)) == DATA
     assert network.a.store.awaited == frozenset()
@@ -66,7 +84,7 @@ async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkey
     await network.b.hold()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
-        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+        await fetch_from_nodes(network.a.store, network.client, endpoints)
     assert network.a.store.get(KEY) is not None
 
 
@@ -114,8 +132,8 @@ async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp
     network.desks["b"].view.jobs[KEY.job] = job
     endpoints = [network.b.endpoint]
     with pytest.raises(RecoveryError, match="is not held by node b"):
-        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
-    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, is_forwarded=True)
+        await fetch_from_nodes(network.a.store, network.client, endpoints)
+    await fetch_from_nodes(network.a.store, network.client, endpoints, is_forwarded=True)
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
@@ -123,7 +141,7 @@ async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Net
     """b's file was altered after it was registered: a does not take it, and b holds it no more."""
     await network.b.hold(DATA[:-1] + b"!")
     with pytest.raises(RecoveryError, match="is damaged"):
-        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=FILE)
+        await fetch_from_nodes(network.a.store, network.client, [network.b.endpoint])
     assert network.a.store.get(KEY) is None
     assert network.b.store.get(KEY) is None
     await network.b.store.removed()
@@ -134,16 +152,10 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
     """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
     large = FileDigest(size_bytes=2 * len(DATA), checksum=FILE.checksum)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
+        await fetch_from_nodes(network.a.store, network.client, [network.b.endpoint], expected=large)
+    source = layer_at(str(tmp_path), KEY.layer, large, FileThreads("reads"))
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_stored(
-            network.a.store,
-            FileThreads("reads"),
-            KEY,
-            url=str(tmp_path),
-            fetch=lambda path, beat: fetch_from_checkpoint(str(tmp_path), KEY.layer, large, path, beat=beat),
-            expected=large,
-        )
+        await bring(network.a.store, KEY, lambda: [source], expected=large)
 
 
 async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:
@@ -153,9 +165,7 @@ async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> 
     began = time.monotonic()
     for unhurried in (True, False):
         endpoints = [network.b.endpoint]
-        await fetch_from_nodes(
-            network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, unhurried=unhurried
-        )
+        await fetch_from_nodes(network.a.store, network.client, endpoints, unhurried=unhurried)
         assert b"".join(network.a.store.read(KEY)) == DATA
         network.a.store.delete(KEY)
     assert time.monotonic() - began > 8 * len(DATA) / 16e6 - 0.2

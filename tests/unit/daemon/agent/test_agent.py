@@ -1,11 +1,11 @@
 """The writes of a node's agent to etcd and its store, with an etcd that is a view."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Step, StepFailures
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.blobs.fetch import Source
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, StateFile, StateRecord, seen_key
@@ -172,14 +173,14 @@ async def test_files_of_a_stop_are_kept_beyond_the_quota(scene: Scene) -> None:
 
 async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holder b does not answer. As soon as its record goes, c is asked, without waiting for a timeout."""
-    asked: list[list[NodeEndpoint]] = []
-    holders = {name: NodeEndpoint(name, f"{name}:1") for name in "bc"}
+    asked: list[list[str]] = []
+    holders = {name: str(NodeEndpoint(name, f"{name}:1")) for name in "bc"}
 
-    async def fetch(*_: object, endpoints: list[NodeEndpoint], **__: object) -> None:
-        asked.append(endpoints)
+    async def fetch(store: object, key: object, sources: Callable[[], Iterable[Source]], **_: object) -> None:
+        asked.append([source.name for source in sources()])
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
     own = scene.view.nodes["a"]
     for name in "bc":
         scene.view.nodes[name] = replace(own, name=name, incarnation=f"{name}-1", address=f"{name}:1")
@@ -205,12 +206,12 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
     asked: list[str] = []
 
     async def fetch(*about: object, **_: object) -> None:
-        key = about[2]
+        key = about[1]
         assert isinstance(key, StateKey)
         asked.append(key.layer)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
     scene.view.steady_since = -1000.0
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
     held = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS if part != "head"}
@@ -236,17 +237,20 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
     asked: list[tuple[str, bool]] = []
     ended: list[str] = []
 
-    async def fetch(*about: object, unhurried: bool, **__: object) -> None:
-        key = about[2]
+    def holder(*_: object, unhurried: bool, **__: object) -> Source:
+        return Source("unhurried" if unhurried else "at once", cast("Any", None))
+
+    async def fetch(store: object, key: object, sources: Callable[[], Iterable[Source]], **_: object) -> None:
         assert isinstance(key, StateKey)
-        asked.append((key.layer, unhurried))
+        asked.append((key.layer, next(iter(sources())).name == "unhurried"))
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.append(key.layer)
             raise
 
-    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    monkeypatch.setattr("headway.daemon.agent.files.holder", holder)
+    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
     own = scene.job.plan = replace(
         PLAN,

@@ -1,6 +1,6 @@
 """How far a node has read a model's folder, over all parts that are being read."""
 
-from headway.daemon.agent.files import OriginReads, counted
+from headway.daemon.agent.files import OriginReads
 from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.state_key import ORIGIN_PLACE, StateKey
 
@@ -43,9 +43,3 @@ def test_a_part_that_begins_again_after_it_failed_counts_once() -> None:
             one.reached(9)
         with reads.reading("j", ONE, url="u", size_bytes=10):
             assert reads.of("j") == ReadingRecord(num_bytes=0, total_bytes=40, url="u")
-
-
-def test_chunks_are_counted_as_they_come() -> None:
-    told: list[int] = []
-    assert list(counted(iter([b"abc", b"", b"de"]), told.append)) == [b"abc", b"", b"de"]
-    assert told == [3, 3, 5]

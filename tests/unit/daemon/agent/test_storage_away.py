@@ -1,10 +1,11 @@
 """An agent reports an outage while the data of a job cannot be read, and gives up on a mistake."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,15 @@ from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import Fetch
 from headway.daemon.base.activities import Activities
 from headway.daemon.base.errors import DamagedCopyError, RecoveryError, StorageAwayError
+from headway.daemon.blobs.fetch import Source
 from headway.daemon.blobs.library import Reading
-from headway.daemon.cluster.records import Phase, PhaseRecord
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.records import Phase, PhaseRecord, SpecRecord
 from headway.daemon.cluster.state_key import StateKey
-from headway.daemon.jobs.job import DataSpec
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.worker.goal import JobGeneration
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.agent_scene import PLAN, QuietSupervisor, make_scene
@@ -165,25 +171,29 @@ async def test_opening_data_is_cancelled_when_its_plan_is_dropped(
 
 @pytest.mark.parametrize("is_sound_elsewhere", [True, False])
 async def test_damage_of_a_checkpoint_counts_if_another_node_finds_it_too(
-    is_sound_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    is_sound_elsewhere: bool, tmp_path: Path
 ) -> None:
     """This node reads other bytes than it should. Another node reads them well → they are taken; else it is damage."""
-    damaged = DamagedCopyError("/mnt/c/head", "has other bytes than its checksum says")
+    expected = FileDigest(size_bytes=4, checksum=sha256(b"good").hexdigest())
+
+    def giving(name: str, data: bytes, *, is_own_place: bool = False) -> Source:
+        async def read(offset: int) -> AsyncIterator[bytes]:
+            yield data[offset:]
+
+        return Source(name, read, is_own_place=is_own_place)
 
     class OneBadReader(StateKeeper):
-        async def _read_stored(self, *_: object) -> None:
-            raise damaged
+        def _place(self, *_: object) -> Source:
+            return giving("/mnt/c/head", b"evil", is_own_place=True)
 
-        async def _fetch_forwarded(self, *_: object, **__: object) -> None:
-            if not is_sound_elsewhere:
-                raise RecoveryError("head", "is damaged")
+        def _nodes(self, *_: object, **__: object) -> list[Source]:
+            return [giving("b", b"good" if is_sound_elsewhere else b"evil")]
 
-    keeper = OneBadReader.__new__(OneBadReader)
-    keeper._checkpoint_root = None
-    monkeypatch.setattr(keeper, "_job", lambda name: SimpleNamespace(name=name), raising=False)
-    if is_sound_elsewhere:
-        await keeper.fetch(FETCH)
-        return
-    with pytest.raises(DamagedCopyError) as refused:
-        await keeper.fetch(FETCH)
-    assert refused.value is damaged
+    store = StateStore(tmp_path / "store")
+    store.open()
+    view = ClusterView(jobs={"j": JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))})
+    around: dict[str, Any] = {"client": None, "checkpoint_root": None, "outgoing": OutgoingTransfers(0.0)}
+    keeper = OneBadReader(node="a", view=view, store=store, **around)
+    with nullcontext() if is_sound_elsewhere else pytest.raises(DamagedCopyError, match=r"^/mnt/c/head: has SHA-256"):
+        await keeper.fetch(replace(FETCH, expected=expected))
+    assert (FETCH.key in store.contents) is is_sound_elsewhere

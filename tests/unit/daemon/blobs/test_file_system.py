@@ -1,6 +1,7 @@
 """Drivers' errors, as people and the rest of a daemon see them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,17 @@ from headway.daemon.base.file_system import file_system_of, open_url
 from headway.daemon.blobs.checkpoint import (
     copy_to_checkpoint,
     delete_checkpoint,
-    fetch_from_checkpoint,
+    layer_at,
     list_boundaries,
     probe,
     read_manifest,
     write_manifest,
 )
+from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.client.checkpoint_folder import read_checkpoint
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.moody_file_system import Mood, moody
+from tests.rigs.stored_files import fetch_from, fetch_layer
 
 URL = "moody://bucket/j/u/00000001-0000000005"
 
@@ -64,7 +67,7 @@ def test_every_error_is_ours_with_the_url_and_one_line(
     file = FileDigest(size_bytes=10, checksum="")
     reads: list[Callable[[], object]] = [
         lambda: read_manifest(URL),
-        lambda: fetch_from_checkpoint(URL, "head", file, tmp_path / "back"),
+        lambda: fetch_layer(URL, "head", file, tmp_path / "back"),
     ]
     calls: list[Callable[[], object]] = [
         lambda: copy_to_checkpoint(source, URL, "head"),
@@ -150,15 +153,17 @@ def test_a_file_larger_than_its_manifest_says_is_cut(mood: Mood, tmp_path: Path)
     with source.open("wb") as file:
         file.truncate(100 << 20)
     copy_to_checkpoint(source, URL, "head")
-    most = 0
+    expected, most = FileDigest(size_bytes=1000, checksum=""), 0
+    stored = layer_at(URL, "head", expected, FileThreads("tests"))
 
-    def beat() -> None:
+    async def watched(offset: int) -> AsyncIterator[bytes]:
         nonlocal most
-        most = max(most, sum(path.stat().st_size for path in target.parent.iterdir()))
+        async for piece in stored.read(offset):
+            yield piece
+            most = max(most, sum(path.stat().st_size for path in target.parent.iterdir()))
 
-    expected = FileDigest(size_bytes=1000, checksum="")
     with pytest.raises(RecoveryError, match=r"head\.safetensors: is damaged: it has more than its 1000 bytes"):
-        fetch_from_checkpoint(URL, "head", expected, target, beat=beat)
+        fetch_from(replace(stored, read=watched), expected, target)
     assert most <= 1000
     assert list(target.parent.iterdir()) == []
 

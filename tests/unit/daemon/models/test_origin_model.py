@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.daemon.base.errors import ConfigError, DamagedCopyError
-from headway.daemon.blobs.checkpoint import keep_chunks
+from headway.daemon.blobs.fetch import source_at
+from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.cluster.records import SpecRecord
 from headway.daemon.cluster.state_key import CARRIED_PART
 from headway.daemon.decide.admission import why_refused
@@ -30,6 +31,7 @@ from headway.stages.state.state_file import content_checksum, read_state
 
 pytest.importorskip("transformers")
 
+from tests.rigs.stored_files import fetch_from
 from tests.rigs.tiny_models import FAMILIES, write_tiny_model
 
 
@@ -161,8 +163,10 @@ def test_an_altered_folder_is_noticed(tmp_path: Path) -> None:
     assert len(differing) == 1
     digest = spec.origin.digest_of(differing[0])
     assert digest is not None
+    url, threads = spec.origin.url, FileThreads("tests")
+    source = source_at(url, url, threads, lambda offset, _: read_part(spec, differing[0], offset=offset))
     with pytest.raises(DamagedCopyError):
-        keep_chunks(spec.origin.url, read_part(spec, differing[0]), digest, tmp_path / "part")
+        fetch_from(source, digest, tmp_path / "part")
     assert not (tmp_path / "part").exists()
 
 

@@ -7,8 +7,10 @@ from typing import cast
 import pytest
 
 from headway.daemon.base.errors import RecoveryError
-from headway.daemon.blobs.checkpoint import copy_part, delete_part, fetch_part, list_parts
+from headway.daemon.blobs.checkpoint import copy_part, delete_part, list_parts, part_at
 from headway.daemon.blobs.checkpoint_names import file_name, part_name
+from headway.daemon.blobs.fetch import Source
+from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.lineage import JournalPart
@@ -24,6 +26,7 @@ from headway.stages.spec import TrainSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import write_journal
+from tests.rigs.stored_files import fetch_from
 
 WHERE = "j/u/00000001-0000000030"
 
@@ -88,11 +91,11 @@ async def test_parts_are_read_only_for_who_asks_for_their_rows(tmp_path: Path, m
     source = source_of(tmp_path, view_of(tmp_path, part_of(tmp_path, range(10)), part_of(tmp_path, range(8, 20))))
     read: list[int] = []
 
-    def fetch(url: str, part: JournalPart, path: Path, **fields: object) -> bool:
+    def note(url: str, part: JournalPart, threads: FileThreads) -> Source:
         read.append(part.boundary)
-        return fetch_part(url, part, path)
+        return part_at(url, part, threads)
 
-    monkeypatch.setattr("headway.daemon.node.journal_source.fetch_part", fetch)
+    monkeypatch.setattr("headway.daemon.node.journal_source.part_at", note)
     await source.newest("j", from_batch=15)
     assert read == []
     await source.newest("j", from_batch=12)
@@ -116,7 +119,7 @@ async def test_a_folder_that_does_not_answer_is_an_error(tmp_path: Path, monkeyp
     def refuse(*_: object, **__: object) -> bool:
         raise RecoveryError("journal", "cannot be read: it is away")
 
-    monkeypatch.setattr("headway.daemon.node.journal_source.fetch_part", refuse)
+    monkeypatch.setattr("headway.daemon.node.journal_source.is_there", refuse)
     with pytest.raises(RecoveryError, match="it is away"):
         await source_of(tmp_path, view).newest("j")
 
@@ -138,10 +141,9 @@ def test_a_part_is_copied_listed_fetched_and_deleted(folder: str, tmp_path: Path
     digest = write(source, range(10))
     part = JournalPart(timeline=1, boundary=10, size_bytes=digest.size_bytes, checksum=digest.checksum)
     assert list_parts(folder) == []
-    assert not fetch_part(folder, part, target)
     copy_part(str(source), f"{folder}/{part_name(1, 10)}", is_inherited=False)
     assert [file.place for file in list_parts(folder)] == [(1, 10)]
-    assert fetch_part(folder, part, target)
+    fetch_from(part_at(folder, part, FileThreads("tests")), part, target)
     assert target.read_bytes() == source.read_bytes()
     for _ in range(2):
         delete_part(folder, part_name(1, 10))
