@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,10 +54,10 @@ SILENT_STEP_S: Final = 5.0
 Clock = Callable[[], float]
 """Returns seconds."""
 LOOK_S: Final = 1.0
+LOOKING_S: Final = 30.0
+"""Time of a file system to answer; the others are looked at meanwhile."""
 AGAIN_S: Final = 60.0
-"""Pause before an unusable folder is tried again."""
-MOST_AT_ONCE: Final = 8
-"""Maximum number of file systems checked at once; those that have waited longest come first."""
+"""Pause before an unusable folder is tried again: longer than a look lasts."""
 
 
 class StateKeeper:
@@ -421,11 +420,9 @@ class CheckpointAccess:
         self._node = node
         self._view = view
         self._checkpoint_root = checkpoint_root
-        self._threads = FileThreads("access to checkpoint folders", silence_s=30.0, most_hung=1)
+        self._threads = FileThreads("access to checkpoint folders", num_at_once=1, silence_s=LOOKING_S, most_hung=1)
         self._looked_at: dict[str, float] = {}
         """Time of each job's next check."""
-        self._under_way: set[str] = set()
-        """File systems that are being checked. One that hangs delays no report about another."""
         self.lacking: dict[str, str] = {}
         """Reason why a job's folder cannot be used here, by job."""
         self.on_change: Callable[[], None] = lambda: None
@@ -440,31 +437,13 @@ class CheckpointAccess:
 
     async def run(self) -> None:
         """Check the folder of each job whose plan names this node, until cancelled."""
-        self._under_way.clear()  # a check that was cancelled before its first step has not removed itself
         async with asyncio.TaskGroup() as looks:
             while True:
-                for file_system, jobs in self._due().items():
-                    if len(self._under_way) < MOST_AT_ONCE:
-                        self._under_way.add(file_system)
-                        looks.create_task(self._look_at(file_system, jobs), name=f"access to {file_system}")
+                for job in self._view.jobs.values():
+                    if self._is_due(job):
+                        looks.create_task(self._look(job), name=f"access to the checkpoints of {job.name}")
                 self._forget_jobs_that_are_gone()
                 await asyncio.sleep(LOOK_S)
-
-    def _due(self) -> dict[str, list[JobView]]:
-        """Return the due jobs of each idle file system, the one that has waited longest first."""
-        due: defaultdict[str, list[JobView]] = defaultdict(list)
-        for job in sorted(self._view.jobs.values(), key=lambda job: self._looked_at.get(job.name, 0.0)):
-            if self._is_due(job):
-                assert job.spec is not None, "asked by _is_due"
-                due[file_system_of(job.spec.fault.checkpoint_dir)].append(job)
-        return {file_system: jobs for file_system, jobs in due.items() if file_system not in self._under_way}
-
-    async def _look_at(self, file_system: str, jobs: Iterable[JobView]) -> None:
-        try:
-            for job in jobs:
-                await self._look(job.name, job)
-        finally:
-            self._under_way.discard(file_system)
 
     def _is_due(self, job: JobView) -> bool:
         plans = [plan for plan in (job.plan, job.next) if plan is not None]
@@ -472,8 +451,9 @@ class CheckpointAccess:
         needs_access = job.spec is not None and is_store(job.spec.fault.checkpoint_dir)
         return is_named and needs_access and time.monotonic() >= self._looked_at.get(job.name, 0.0)
 
-    async def _look(self, name: str, job: JobView) -> None:
+    async def _look(self, job: JobView) -> None:
         assert job.spec is not None, "asked by _is_due"
+        name = job.name
         self._looked_at[name] = time.monotonic() + AGAIN_S
         try:
             url = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)

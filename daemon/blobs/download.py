@@ -7,9 +7,10 @@ arrives and then counts as verified; it is not read twice.
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError, StorageAwayError
@@ -35,90 +36,67 @@ MAX_ERROR: Final = 500
 """Characters quoted of a caller's reason."""
 
 
-class Giver(Protocol):
-    """Gives the files of one data set. Both methods raise PeerError or RecoveryError."""
-
-    @property
-    def name(self) -> str:
-        """Return who it is, for people."""
-
-    def index(self) -> AsyncIterator[bytes]:
-        """Yield the index, in unverified pieces."""
-
-    def file(self, wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
-        """Yield a file from an offset on, in unverified pieces."""
+INDEX: Final = DataFile(file=INDEX_NAME, num_bytes=0, sha256="")
+"""Stands for the index of a data set. It is known by what it says, so it has no size or hash of its own."""
 
 
-class NodeGiver:
-    """Another node."""
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """One that may give the files of a data set."""
 
-    def __init__(self, client: NodeClient, endpoint: NodeEndpoint, sha256: str, *, reads_url: bool = False) -> None:
-        """sha256: name of the data set. reads_url: if the node does not have it, it reads the job's URL for us."""
-        self._client = client
-        self._endpoint = endpoint
-        self._sha256 = sha256
-        self._reads_url = reads_url
-        self.name = f"{endpoint}" + (" (reading the URL)" if reads_url else "")
+    name: str
+    """For people."""
+    read: Callable[[DataFile, int], AsyncIterator[bytes]]
+    """Yields a file, or INDEX, from an offset on, in unverified pieces. Raises PeerError or RecoveryError."""
 
-    def index(self) -> AsyncIterator[bytes]:
-        """Yield the index."""
-        return self._fetch(self._sha256, INDEX_NAME, 0)
+    def source(self, wanted: DataFile) -> Source:
+        """Return it as the source of one file."""
+        return Source(self.name, partial(self.read, wanted))
 
-    def file(self, wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
-        """Yield a file from an offset on."""
-        return self._fetch(wanted.sha256, wanted.file, offset)
 
-    def _fetch(self, sha256: str, file: str, offset: int) -> AsyncIterator[bytes]:
-        forward_file = file if self._reads_url else ""
-        pieces = self._client.fetch_data(
-            self._endpoint, sha256, offset=offset, data_sha256=self._sha256, forward_file=forward_file
+def node_giver(client: NodeClient, endpoint: NodeEndpoint, sha256: str, *, reads_url: bool = False) -> Giver:
+    """Return another node. sha256: name of the data set. reads_url: a node without it reads the job's URL for us."""
+
+    def read(wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
+        pieces = client.fetch_data(
+            endpoint,
+            wanted.sha256 or sha256,
+            offset=offset,
+            data_sha256=sha256,
+            forward_file=wanted.file if reads_url else "",
         )
-        return in_time(self._endpoint, pieces, heard=self._client.heard)
+        return in_time(endpoint, pieces, heard=client.heard)
+
+    return Giver(f"{endpoint}" + (" (reading the URL)" if reads_url else ""), read)
 
 
-class UrlGiver:
-    """A URL."""
+def url_giver(url: str, threads: FileThreads) -> Giver:
+    """Return a URL. threads: for reading URLs alone, some of which may hang."""
 
-    def __init__(self, url: str, threads: FileThreads) -> None:
-        """threads: for reading URLs alone, some of which may hang."""
-        self._url = url
-        self._threads = threads
-        self.name = url
+    def begin(wanted: DataFile, offset: int, beat: Beat) -> Iterator[bytes]:
+        folder = OriginFolder(url, beat=beat)
+        if wanted is INDEX:
+            return iter((folder.read_small(INDEX_NAME, MAX_INDEX_BYTES),))
+        return folder.read(wanted.file, offset, wanted.num_bytes)
 
-    def index(self) -> AsyncIterator[bytes]:
-        """Yield the index. Raises RecoveryError for a larger one than any data set has."""
-        return self._read(lambda folder: iter((folder.read_small(INDEX_NAME, MAX_INDEX_BYTES),)))
-
-    def file(self, wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
-        """Yield a file from an offset on."""
-        return self._read(lambda folder: folder.read(wanted.file, offset, wanted.num_bytes))
-
-    def _read(self, begin: Callable[[OriginFolder], Iterator[bytes]]) -> AsyncIterator[bytes]:
-        return self._threads.pieces(self._url, lambda beat: begin(OriginFolder(self._url, beat=beat)))
+    return Giver(url, lambda wanted, offset: threads.pieces(url, partial(begin, wanted, offset)))
 
 
-class CallerGiver:
+class Caller:
     """Whoever opened a stream to this node, and sends each file that it is asked for."""
 
     def __init__(self, name: str, given: AsyncIterator[GivenData], ask: Callable[[WantedData], None]) -> None:
-        """given: what it sends. ask: is called with each file that is wanted."""
-        self.name = name
+        """given: what it sends. ask: is called with each file that is wanted; the index has an empty hash."""
+        self._name = name
         self._given = given
         self._ask = ask
         self._error: UnavailableError | None = None
+        self.giver = Giver(name, self._read)
 
-    def index(self) -> AsyncIterator[bytes]:
-        """Yield the index, which is named by an empty hash."""
-        return self._pieces("", 0)
-
-    def file(self, wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
-        """Yield a file from an offset on."""
-        return self._pieces(wanted.sha256, offset)
-
-    async def _pieces(self, sha256: str, offset: int) -> AsyncIterator[bytes]:
+    async def _read(self, wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
         if self._error is not None:
             raise self._error
-        self._ask(WantedData(sha256=sha256, offset=offset))
+        self._ask(WantedData(sha256=wanted.sha256, offset=offset))
         is_last = False
         while not is_last:
             given = await self._next()
@@ -136,7 +114,7 @@ class CallerGiver:
             why = given.error[:MAX_ERROR] if given is not None else why
         except TimeoutError:
             why = f"sent nothing for {CALLER_SILENCE_S:g} s"
-        self._error = UnavailableError(self.name, why)
+        self._error = UnavailableError(self._name, why)
         raise self._error
 
 
@@ -168,7 +146,7 @@ class IncomingData:
                 return index
         return None
 
-    def keep_index(self, raw: bytes, sender: str) -> ShardIndex:
+    def keep_index(self, raw: bytes, sender: str, _: Beat) -> ShardIndex:
         """Keep the bytes of the index. Raises RecoveryError if they are not those of this data set."""
         (self._incoming / INDEX_NAME).write_bytes(raw)
         try:
@@ -203,7 +181,7 @@ class IncomingData:
         what = f"shard {wanted.sha256[:12]}…"
         return PartialFile(self._folder / wanted.file, expected, what=what, partial=self._incoming / wanted.sha256)
 
-    def remember(self, wanted: DataFile) -> None:
+    def remember(self, wanted: DataFile, _: Beat) -> None:
         """Note that a shard was verified while it came."""
         self._verified.remember(self._folder / wanted.file, wanted.sha256)
 
@@ -247,53 +225,47 @@ class Download:
         """
         if self._threads.num_hung:  # a call of an earlier attempt could still write to the same files
             raise StorageAwayError(str(self._folder), "an earlier write has not ended")
-        kept = await self._in_thread(lambda _: self._data.begin())
-        index = kept if kept is not None else await self._index()
+        data = self._data
+        index = await self._in_thread(lambda _: data.begin()) or await self._index()
         done, total = 0, sum(each.num_bytes for each in index.files)
-        await self._in_thread(lambda _: self._data.require_room(index))
+        await self._in_thread(lambda _: data.require_room(index))
         for each in index.files:
-            if not await self._in_thread(partial(self._data.is_there, each)):
-                await self._bring(each, partial(self._tell_of, done, total))
+            if not await self._in_thread(partial(data.is_there, each)):
+                tell = partial(self._tell_of, done, total)
+                source = await fetch(
+                    data.shard(each), partial(self._sources, each), in_thread=self._in_thread, tell=tell
+                )
+                self._last = source.name
+                await self._in_thread(partial(data.remember, each))
             done += each.num_bytes
-        await self._in_thread(lambda _: self._data.finish())
+        await self._in_thread(lambda _: data.finish())
 
     def _tell_of(self, done: int, total: int, num_bytes: int) -> None:
         self._tell(done + num_bytes, total)
 
-    async def _bring(self, wanted: DataFile, tell: Callable[[int], None]) -> None:
-        def sources() -> list[Source]:
-            return [Source(giver.name, partial(giver.file, wanted)) for giver in self._asked()]
-
-        source = await fetch(self._data.shard(wanted), sources, in_thread=self._in_thread, tell=tell)
-        self._last = source.name
-        await self._in_thread(lambda _: self._data.remember(wanted))
-
     async def _index(self) -> ShardIndex:
         """Fetch the index: it is known by what it says, so it comes whole, from one giver."""
         failures = Failures("nobody gives it")
-        for giver in self._asked():
-            source = Source(giver.name, lambda _, giver=giver: giver.index())  # type: ignore[misc]
+        for source in self._sources(INDEX):
             try:
                 raw = bytearray()
                 async for piece in source.pieces(0):
                     raw += piece
                     if len(raw) > MAX_INDEX_BYTES:
-                        raise RecoveryError(giver.name, f"sent an index of more than {MAX_INDEX_BYTES >> 20} MiB")
-                index = await self._in_thread(partial(self._kept, bytes(raw), giver.name))
+                        raise RecoveryError(source.name, f"sent an index of more than {MAX_INDEX_BYTES >> 20} MiB")
+                index = await self._in_thread(partial(self._data.keep_index, bytes(raw), source.name))
             except StorageAwayError:
                 raise  # the fault is in this node's cache: no other giver can help
             except (PeerError, RecoveryError) as error:
                 failures.add(source, error)
                 continue
-            self._last = giver.name
+            self._last = source.name
             return index
         raise failures.error()
 
-    def _kept(self, raw: bytes, sender: str, _: Beat) -> ShardIndex:
-        return self._data.keep_index(raw, sender)
-
-    def _asked(self) -> list[Giver]:
-        return sorted(self._givers(), key=lambda giver: giver.name != self._last)
+    def _sources(self, wanted: DataFile) -> list[Source]:
+        givers = sorted(self._givers(), key=lambda giver: giver.name != self._last)
+        return [giver.source(wanted) for giver in givers]
 
     async def _in_thread(self, act: Callable[[Beat], T]) -> T:
         return await self._threads.run(str(self._folder), act)

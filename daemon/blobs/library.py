@@ -16,7 +16,7 @@ from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.base.file_system import check_allowed
 from headway.daemon.base.places import is_url
-from headway.daemon.blobs.download import Download, Giver, IncomingData, NodeGiver, UrlGiver
+from headway.daemon.blobs.download import Download, Giver, IncomingData, node_giver, url_giver
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.verified_shards import VerifiedShards
@@ -281,12 +281,12 @@ class DataLibrary:
         """Bring data from nodes that have it; else from its URL, which another node reads for one without access."""
 
         def givers() -> list[Giver]:
-            peers = list(self._peers())
-            nodes: list[Giver] = [NodeGiver(self._client, each, data.sha256) for each in peers]
+            peers, sha256 = list(self._peers()), data.sha256
+            nodes = [node_giver(self._client, each, sha256) for each in peers]
             if not is_url(data.source):
                 return nodes
-            others = (NodeGiver(self._client, each, data.sha256, reads_url=True) for each in peers)
-            return [*nodes, UrlGiver(data.source, self._urls), *others]
+            others = (node_giver(self._client, each, sha256, reads_url=True) for each in peers)
+            return [*nodes, url_giver(data.source, self._urls), *others]
 
         await self._bring(data.sha256, givers)
 

@@ -12,7 +12,7 @@ from headway.daemon.base.errors import ConfigError, JobFailedError
 from headway.daemon.base.machine_share import memory_bytes
 from headway.daemon.base.places import is_url
 from headway.daemon.blobs.data_source import check_tokenizer, tokenizer_at
-from headway.daemon.blobs.download import Download, UrlGiver
+from headway.daemon.blobs.download import Download, url_giver
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.client.submission import read_draft
@@ -53,7 +53,7 @@ def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = N
             progress.flush()
 
     async def bring() -> None:
-        giver = UrlGiver(data.source, FileThreads("data at URLs"))
+        giver = url_giver(data.source, FileThreads("data at URLs"))
         await Download(
             cache_dir / data.sha256,
             data.sha256,

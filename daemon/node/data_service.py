@@ -11,7 +11,7 @@ from typing import Any, Final
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.base.places import is_url
 from headway.daemon.blobs.checkpoint import CHUNK_BYTES
-from headway.daemon.blobs.download import CALLER_SILENCE_S, CallerGiver
+from headway.daemon.blobs.download import CALLER_SILENCE_S, Caller
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.state_store import read_chunks
@@ -88,7 +88,7 @@ class DataService:
         if first is None or not _is_sha256(first.sha256):
             raise RecoveryError(caller, "did not say which data it offers")
         wanted: asyncio.Queue[control_pb2.WantedData | None] = asyncio.Queue()
-        giver = CallerGiver(caller, pieces, wanted.put_nowait)
+        giver = Caller(caller, pieces, wanted.put_nowait).giver
         taking = asyncio.ensure_future(self._library.take(first.sha256, giver))
         taking.add_done_callback(lambda _: wanted.put_nowait(None))
         try:

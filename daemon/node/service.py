@@ -60,28 +60,6 @@ SILENCE_S: Final = 10.0
 """Seconds of silence after which a store counts as out of reach: a user waits at a terminal."""
 
 
-class FolderTrial:
-    """The trial of one daemon. Folders of its own tree of files are not tried: they would appear where they
-    should not.
-    """
-
-    def __init__(self) -> None:
-        self._threads = FileThreads("trial of checkpoint folders", silence_s=SILENCE_S, most_hung=1)
-
-    async def answer(self, checkpoint_dir: str) -> control_pb2.TryFolderReply:
-        """Return why this node cannot write there, if it cannot. Raises ConfigError if the URL is no store's."""
-        if why := why_no_place(checkpoint_dir):
-            raise ConfigError(why, "checkpoint_dir")
-        if not is_store(checkpoint_dir):
-            raise ConfigError(f"{checkpoint_dir!r} is not the URL of a store", "checkpoint_dir")
-        url = checkpoint_dir.rstrip("/")
-        try:
-            await self._threads.run(url, lambda _: probe(url))
-        except RecoveryError as error:
-            return control_pb2.TryFolderReply(reason=error.reason, lacks_access=isinstance(error, NoAccessError))
-        return control_pb2.TryFolderReply()
-
-
 _IN_BETWEEN = {
     Phase.QUEUED: "its start",
     Phase.PREPARING: "its start",
@@ -228,7 +206,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         )
         self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
         self._logs = FileThreads("logs", num_at_once=NUM_LOGS, silence_s=LOG_SILENCE_S)
-        self._folders = FolderTrial()
+        self._trials = FileThreads("trial of checkpoint folders", silence_s=SILENCE_S, most_hung=1)
         self._data = DataService(desk.node, desk.view, desk.library)
         self._traces = TraceSource(
             node=desk.node,
@@ -294,9 +272,18 @@ class NodeService(control_pb2_grpc.NodeServicer):
         return control_pb2.DialPeersReply(ports=ports)
 
     async def TryFolder(self, request: control_pb2.TryFolderRequest, context: Any) -> control_pb2.TryFolderReply:  # noqa: N802
-        """Return whether this node can write to a checkpoint folder."""
+        """Return why this node cannot write to a store, if it cannot. Its own tree of files is not tried: a folder
+        would appear where it should not.
+        """
+        reply, url = control_pb2.TryFolderReply(), request.checkpoint_dir.rstrip("/")
         async with _answering(context):
-            return await self._folders.answer(request.checkpoint_dir)
+            if why := why_no_place(url) or ("" if is_store(url) else f"{url!r} is not the URL of a store"):
+                raise ConfigError(why, "checkpoint_dir")
+            try:
+                await self._trials.run(url, lambda _: probe(url))
+            except RecoveryError as error:
+                reply.reason, reply.lacks_access = error.reason, isinstance(error, NoAccessError)
+        return reply
 
     async def Invite(self, request: control_pb2.InviteRequest, context: Any) -> control_pb2.InviteReply:  # noqa: N802
         """Let somebody join once."""
