@@ -12,12 +12,15 @@ from pathlib import Path
 import msgspec
 
 from headway.daemon.cluster.measurements import LayerTime
-from headway.daemon.cluster.records import Device, WorkerPort
+from headway.daemon.cluster.records import (
+    Device,
+    Failure,
+    WorkerPort,
+)
 from headway.daemon.worker.goal import (
     Action,
     Actual,
     BatchDone,
-    Failure,
     Goal,
     Heartbeat,
     JobGeneration,

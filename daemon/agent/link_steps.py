@@ -4,11 +4,19 @@ from collections.abc import Iterable, Iterator, Set
 
 from headway.daemon.agent.local_state import Assignment, NodeState, ProvenLink, is_over
 from headway.daemon.agent.steps import ProveLink
-from headway.daemon.cluster.records import WorkerState
+from headway.daemon.cluster.records import (
+    Failure,
+    WorkerState,
+)
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.net.reach_target import Reach, Target, worker_target
 from headway.daemon.plan.link_choice import LinkEnd, choose_link, largest_frame_bytes, linked, neighbours
-from headway.daemon.worker.goal import Failure, JobGeneration, Neighbour, Neighbours, WorkerStatus
+from headway.daemon.worker.goal import (
+    JobGeneration,
+    Neighbour,
+    Neighbours,
+    WorkerStatus,
+)
 from headway.stages.errors import UnavailableError
 
 
@@ -25,16 +33,14 @@ def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -
             yield ProveLink(assignment.run_key, assignment.position, other, target)
 
 
-def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the worker's neighbours and their processes once all are proven, so that the record is written
-    only once.
+def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> dict[int, str]:
+    """Return the worker's neighbours and their processes once all are proven, so that the record is written only
+    once.
     """
     found = {other: _other_end(view, assignment, other) for other in _neighbours(assignment)}
-    workers = tuple(target.worker for target in found.values() if target is not None)
-    proven = [link[2:] for link in node.proven if link[:2] == (assignment.run_key, assignment.position)]
-    if len(workers) < len(found) or not all(link in proven for link in zip(found, workers, strict=True)):
-        return (), ()
-    return tuple(found), workers
+    workers = {other: target.worker for other, target in found.items() if target is not None}
+    proven = {link[2:] for link in node.proven if link[:2] == (assignment.run_key, assignment.position)}
+    return workers if len(workers) == len(found) and workers.items() <= proven else {}
 
 
 def _neighbours(assignment: Assignment) -> tuple[int, ...]:
@@ -62,7 +68,7 @@ def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target 
 def _has_died(assignment: Assignment, worker: str) -> bool:
     """Return whether a plan of the job has lost the process. A process that only lost a neighbour is alive."""
     return any(
-        record.incarnation == worker and record.state is WorkerState.FAILED and record.lost_peer < 0
+        record.incarnation == worker and record.state is WorkerState.FAILED and record.failure.lost_peer < 0
         for record in assignment.job.workers.values()
     )
 

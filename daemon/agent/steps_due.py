@@ -13,13 +13,18 @@ from headway.daemon.agent.local_state import Assignment, NodeState, assignments_
 from headway.daemon.agent.state_steps import copy_steps_of, state_steps_of
 from headway.daemon.agent.steps import Fetch, GiveUp, Register, Step, Upload
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import Phase, Save, WorkerRecord, WorkerState
+from headway.daemon.cluster.records import (
+    Failure,
+    Phase,
+    Save,
+    WorkerRecord,
+    WorkerState,
+)
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.decide.boundaries import pinned
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.plan.paths import pair_of
-from headway.daemon.worker.goal import Failure
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
@@ -143,9 +148,10 @@ def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeSt
 
 def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: WorkerRecord) -> bool:
     """Return whether etcd shows that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
-    if not record.was_unreached or not 0 <= record.lost_peer < len(assignment.plan.workers):
+    failure, workers = record.failure, assignment.plan.workers
+    if not failure.was_unreached or not 0 <= failure.lost_peer < len(workers):
         return True
-    other = assignment.plan.workers[record.lost_peer]
+    other = workers[failure.lost_peer]
     peer = view.nodes.get(other.node)
     if peer is None or peer.incarnation != other.node_incarnation:
         return True
@@ -155,7 +161,6 @@ def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: Worker
 def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -> WorkerRecord | None:
     worker, run_key = assignment.worker, assignment.run_key
     boundary = best_batch = None
-    failure = worker.failures.get(run_key, Failure(""))
     if run_key in worker.failures:
         state = WorkerState.FAILED
     elif worker.has_started(run_key) and worker.actual.boundary is not None:
@@ -166,7 +171,6 @@ def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -
         state = WorkerState.READY
     else:
         return None
-    proven, proven_workers = proven_links(view, assignment, node) if state is WorkerState.READY else ((), ())
     return WorkerRecord(
         node=node.name,
         incarnation=worker.incarnation,
@@ -175,15 +179,6 @@ def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -
         state=state,
         boundary=boundary,
         best_batch=best_batch,
-        error=failure.text,
-        batch=failure.batch,
-        fault=failure.fault,
-        is_hopeless=failure.is_hopeless,
-        lost_peer=failure.lost_peer,
-        was_unreached=failure.was_unreached,
-        was_moved=failure.was_moved,
-        proven=proven,
-        proven_workers=proven_workers,
-        shortage=failure.shortage,
-        damaged=failure.damaged,
+        failure=worker.failures.get(run_key, Failure()),
+        proven=proven_links(view, assignment, node) if state is WorkerState.READY else {},
     )

@@ -40,7 +40,7 @@ VANISHED = "lost job "
 """Begins the name of the ailment: etcd has lost a job, and nobody removed it."""
 
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
@@ -422,20 +422,11 @@ class WorkerState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRecord:
-    """`jobs/<job>/workers/<generation>/<position>`, leased by its node."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a worker could not do its part of a generation."""
 
-    node: str
-    incarnation: str
-    """Incarnation of the worker's process."""
-    address: str
-    pid: int
-    state: WorkerState
-    boundary: int | None = None
-    best_batch: int | None = None
-    """Batch of the last evaluation that lowered the held-out loss, if the job ends early at `boundary`."""
-    error: str = ""
+    text: str = ""
     batch: int = -1
     """Batch in which it failed, if its daemon knows; -1: unknown."""
     fault: str = ""
@@ -448,16 +439,33 @@ class WorkerRecord:
     """True if that neighbour was dialled and never answered: the link never opened."""
     was_moved: bool = False
     """True if its daemon ended it because the machine lost its address. This counts against no node."""
-    proven: tuple[int, ...] | None = None
-    """Positions of the neighbours that this node has dialled for this plan, once it reaches all of them. None: a daemon
-    of an earlier version, which does not dial beforehand.
-    """
-    proven_workers: tuple[str, ...] = ()
-    """Processes that answered, one for each of `proven`. Empty: an earlier version, which does not report them."""
     shortage: MemoryShortage | None = None
     """The refused allocation, if it failed because its device had no memory left."""
     damaged: str = ""
     """Folder of the checkpoint in which its node found a damaged file; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """`jobs/<job>/workers/<generation>/<position>`, leased by its node."""
+
+    FORMAT: ClassVar[int] = 2
+    """See format.py; 2: a worker has a `failure`."""
+    node: str
+    incarnation: str
+    """Incarnation of the worker's process."""
+    address: str
+    pid: int
+    state: WorkerState
+    boundary: int | None = None
+    best_batch: int | None = None
+    """Batch of the last evaluation that lowered the held-out loss, if the job ends early at `boundary`."""
+    failure: Failure = Failure()
+    """Why it failed, if it did."""
+    proven: dict[int, str] = field(default_factory=dict)
+    """Position of each neighbour that this node has dialled for this plan to the process that answered, once it reaches
+    all of them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,5 +522,5 @@ class EventRecord:
     """`jobs/<job>/events/<number>`: a sentence."""
 
     at: float
-    text: str
+    text: str = ""
     generation: int

@@ -177,7 +177,7 @@ def drop_next(situation: JobSituation, to: Phase) -> Command:
     if situation.job.phase.phase is not Phase.PREPARING:
         return move(situation, to, why_dropped(situation), deletes=("next",))
     leased = held_against_nodes(
-        situation, tuple(loss for loss in situation.lost.found if loss.worker is not None or loss.is_late)
+        situation, tuple(loss for loss in situation.lost.found if loss.failure is not None or loss.is_late)
     )
     generation = max(situation.job.phase.generation, situation.known_generation)
     failures = situation.lost.failures

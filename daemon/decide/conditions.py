@@ -76,7 +76,7 @@ def next_worker_reported_error(situation: JobSituation) -> bool:
     do in the next plan.
     """
     failed = situation.next.failed_worker
-    return failed is not None and not was_killed(failed[1]) and failed[1].shortage is None
+    return failed is not None and not was_killed(failed[1].failure) and failed[1].failure.shortage is None
 
 
 def checkpoint_damaged(situation: JobSituation) -> bool:
@@ -360,5 +360,5 @@ def damage_found(situation: JobSituation) -> str:
     if checkpoint is None:
         return ""
     workers = (*situation.current.workers.values(), *situation.next.workers.values())
-    told = (worker.error for worker in workers if worker.damaged == checkpoint.url)
+    told = (worker.failure.text for worker in workers if worker.failure.damaged == checkpoint.url)
     return next(told, "").split("\n", 1)[0]

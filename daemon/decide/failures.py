@@ -15,12 +15,12 @@ from headway.daemon.cluster.cluster_records import NodeFailureRecord
 from headway.daemon.cluster.measurements import DeviceShortage
 from headway.daemon.cluster.records import (
     Device,
+    Failure,
     FailureCount,
     Phase,
     PlanRecord,
     Save,
     WorkerPart,
-    WorkerRecord,
     WorkerState,
 )
 from headway.daemon.decide.boundaries import lead_of
@@ -46,22 +46,18 @@ DEATH_SIGNS: Final = ("ended by signal", "it was killed")
 """Signs, in the first lines of a worker's error, that its process was ended from outside."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Death:
     """A worker that failed, or did not answer in time."""
 
     node: str
-    batch: int = -1
-    """Batch of the failure; -1: unknown."""
-    fault: str = ""
-    error: str = ""
-    is_hopeless: bool = False
+    failure: Failure
 
 
-def was_killed(worker: WorkerRecord) -> bool:
+def was_killed(failure: Failure) -> bool:
     """Return whether the process was ended from outside, which is not the job's fault."""
-    head = worker.error.split("\n", 2)[:2]
-    return not worker.fault and any(sign in line for line in head for sign in DEATH_SIGNS)
+    head = failure.text.split("\n", 2)[:2]
+    return not failure.fault and any(sign in line for line in head for sign in DEATH_SIGNS)
 
 
 def counted(
@@ -81,9 +77,9 @@ def counted(
         before = FailureCount(boundary=boundary, timeline=before.timeline)
     if not deaths:
         return before
-    batch = max(death.batch for death in deaths)
+    batch = max(death.failure.batch for death in deaths)
     is_same = batch >= 0 and batch == before.batch
-    faults = (*before.faults, *{(death.fault, death.node) for death in deaths if death.fault})
+    faults = (*before.faults, *{(death.failure.fault, death.node) for death in deaths if death.failure.fault})
     return FailureCount(
         boundary=before.boundary,
         timeline=before.timeline,
@@ -106,7 +102,7 @@ def repetition(count: FailureCount) -> str:
 
 def broken_rule(count: FailureCount, deaths: Sequence[Death]) -> str:
     """Return which rule a count breaks, as the end of a sentence; empty: the job may continue."""
-    if any(death.is_hopeless for death in deaths):
+    if any(death.failure.is_hopeless for death in deaths):
         return "another attempt would end in the same error"
     for fault in dict.fromkeys(fault for fault, _ in count.faults):
         nodes = sorted({node for other, node in count.faults if other == fault})
@@ -129,8 +125,8 @@ class LostWorker:
     position: int
     """Position among the plan's workers."""
     plan: PlanRecord
-    worker: WorkerRecord | None = None
-    """The worker's record, if it failed."""
+    failure: Failure | None = None
+    """What the worker's record says, if it failed."""
     is_late: bool = False
     storage_trouble: str = ""
     """Reason why its node cannot read the data or checkpoint, if the worker is late for that. It counts against no
@@ -147,25 +143,24 @@ class LostWorker:
         """Return whether the worker, or the process that ended it, is to blame: not its node's end, not a
         neighbour's.
         """
-        worker = self.worker
         if self.is_nobodys:
             return False
-        return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
+        return self.is_late or self.is_jobs_error or (self.failure is not None and was_killed(self.failure))
 
     @property
     def is_held_against_node(self) -> bool:
         """Return whether the loss counts against the node: the node was lost, or its worker died or did not answer."""
-        return (self.worker is None and not self.is_late) or self.is_death
+        return (self.failure is None and not self.is_late) or self.is_death
 
     @property
     def is_jobs_error(self) -> bool:
         """Return whether the worker reported an error of its own, which may be the job's."""
-        return self.worker is not None and (bool(self.worker.fault) or self.worker.is_hopeless)
+        return self.failure is not None and (bool(self.failure.fault) or self.failure.is_hopeless)
 
     @property
     def was_moved(self) -> bool:
         """Return whether its daemon ended it because the machine's address has changed."""
-        return self.worker is not None and self.worker.was_moved
+        return self.failure is not None and self.failure.was_moved
 
     @property
     def is_nobodys(self) -> bool:
@@ -177,7 +172,7 @@ class LostWorker:
     @property
     def is_out_of_memory(self) -> bool:
         """Return whether its device had no memory left, and the next plan will ask less of that device."""
-        shortage = self.worker.shortage if self.worker is not None else None
+        shortage = self.failure.shortage if self.failure is not None else None
         return shortage is not None and bool(self.stage.device_bytes or shortage.needed_bytes)
 
     @property
@@ -187,11 +182,11 @@ class LostWorker:
 
     def charge(self, job: str, *, at: float) -> NodeFailureRecord:
         """Return the charge against its node. at: seconds since the epoch."""
-        if self.worker is None and not self.is_late:
+        if self.failure is None and not self.is_late:
             incarnation = self.stage.node_incarnation
             return NodeFailureRecord(at=at, text=f"it was lost in job {job}", job=job, incarnation=incarnation)
         how = "did not answer" if self.is_late else "failed"
-        why = f": {self.worker.fault}" if self.worker is not None and self.worker.fault else ""
+        why = f": {self.failure.fault}" if self.failure is not None and self.failure.fault else ""
         text = f"its worker {how} in job {job}{why}"
         return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error)
 
@@ -199,25 +194,16 @@ class LostWorker:
         """Return whether a pair of nodes is to blame: the link never opened, or one node does not reach the
         other now.
         """
-        worker = self.worker
-        if worker is None or not 0 <= worker.lost_peer < len(self.plan.workers):
+        failure = self.failure
+        if failure is None or not 0 <= failure.lost_peer < len(self.plan.workers):
             return False
-        pair = pair_of(self.stage.node, self.plan.workers[worker.lost_peer].node)
-        return worker.was_unreached or pair in blocked.pairs
+        pair = pair_of(self.stage.node, self.plan.workers[failure.lost_peer].node)
+        return failure.was_unreached or pair in blocked.pairs
 
     @property
     def death(self) -> Death:
         """Return the loss as a death for the failure budget."""
-        worker = self.worker
-        if worker is None:
-            return Death(node=self.stage.node)
-        return Death(
-            node=worker.node,
-            batch=worker.batch,
-            fault=worker.fault,
-            error=worker.error,
-            is_hopeless=worker.is_hopeless,
-        )
+        return Death(self.stage.node, self.failure or Failure())
 
 
 STARTED = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
@@ -282,7 +268,7 @@ class LostWorkers:
         for position, stage in enumerate(plan.workers):
             worker = workers.get(position)
             if worker is not None and worker.state is WorkerState.FAILED:
-                found.append(LostWorker(position=position, plan=plan, worker=worker))
+                found.append(LostWorker(position=position, plan=plan, failure=worker.failure))
             elif health.is_lost(position):
                 found.append(LostWorker(position=position, plan=plan))
             elif position in late:
@@ -310,7 +296,7 @@ class LostWorkers:
     @property
     def first_error(self) -> str:
         """Return the error of a worker that is a cause, or else of any worker; empty: there is none."""
-        told = [loss.worker.error for loss in (*self.causes, *self.found) if loss.worker is not None]
+        told = [loss.failure.text for loss in (*self.causes, *self.found) if loss.failure is not None]
         return next((error for error in told if error), "")
 
     @cached_property
@@ -322,7 +308,7 @@ class LostWorkers:
         blocked = self._situation.view.blocked
         to_blame = [loss.death for loss in self.found if loss.is_death]
         is_nobodys = any(loss.is_between(blocked) or loss.is_nobodys for loss in self.found)
-        if not to_blame and not is_nobodys and all(loss.worker is not None for loss in self.found):
+        if not to_blame and not is_nobodys and all(loss.failure is not None for loss in self.found):
             to_blame = [loss.death for loss in self.found[:1]]
         return tuple(to_blame)
 
@@ -360,9 +346,10 @@ def shortages_now(job: JobView, view: ClusterView, plans: "Iterable[PlanHealth]"
     found = job.phase.shortages
     for health in plans:
         for position, worker in sorted(health.workers.items()):
-            if health.plan is None or position >= len(health.stages) or worker.shortage is None:
+            shortage = worker.failure.shortage
+            if health.plan is None or position >= len(health.stages) or shortage is None:
                 continue
-            if not LostWorker(position=position, plan=health.plan, worker=worker).is_out_of_memory:
+            if not LostWorker(position=position, plan=health.plan, failure=worker.failure).is_out_of_memory:
                 continue
             stage = health.stages[position]
             device = _device(view, stage)
@@ -370,7 +357,7 @@ def shortages_now(job: JobView, view: ClusterView, plans: "Iterable[PlanHealth]"
                 continue
             found = after_shortage(
                 found,
-                worker.shortage,
+                shortage,
                 place=(stage.node, stage.node_incarnation, stage.device_index),
                 device=device,
                 predicted_bytes=stage.device_bytes,

@@ -275,7 +275,9 @@ class PlanLookup:
         """
         nodes, situation = self.present, self._situation
         is_again = situation.job.phase.phase is Phase.RECOVERING
-        suspects = [loss.stage for loss in situation.lost.found if loss.is_late or (is_again and loss.death.fault)]
+        suspects = [
+            loss.stage for loss in situation.lost.found if loss.is_late or (is_again and loss.death.failure.fault)
+        ]
         without = frozenset((stage.node, stage.device_index) for stage in suspects)
         plan = self._plan_on(Purpose.RECOVERY, nodes, without=without)
         if isinstance(plan, PlanRefused) and without:

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from headway.daemon.cluster.measurements import MemoryShortage
-from headway.daemon.cluster.records import Desired, Phase, PlanRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.cluster.records import (
+    Desired,
+    Failure,
+    Phase,
+    PlanRecord,
+    WorkerPart,
+    WorkerState,
+)
 from headway.daemon.decide.allocate import left_alone_s
 from headway.daemon.decide.failures import STARTED, LostWorker, repetition
 from headway.daemon.decide.job_view import JobView
@@ -207,12 +214,12 @@ def _leaving(draining: tuple[str, ...]) -> str:
 def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
     workers, position = loss.plan.workers, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
-    if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
-        return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"
-    if loss.worker is not None:
-        if loss.is_out_of_memory and loss.worker.shortage is not None:
-            return f"{who} ran out of memory{_of_what(loss.worker.shortage)}"
-        return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
+    if (failure := loss.failure) is not None:
+        if 0 <= failure.lost_peer < len(workers):
+            return f"{who} {_which_link(failure, worker_name(workers, failure.lost_peer))}"
+        if loss.is_out_of_memory and failure.shortage is not None:
+            return f"{who} ran out of memory{_of_what(failure.shortage)}"
+        return f"{who} {_how_it_failed(failure)}"
     if loss.storage_trouble:
         return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
     if not loss.is_late:
@@ -234,10 +241,10 @@ def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
     return f"{who} did not reach the end in time"
 
 
-def _which_link(worker: WorkerRecord, peer: str) -> str:
+def _which_link(failure: Failure, peer: str) -> str:
     """Return `did not reach stage 1 on b (… the connection was refused)`."""
-    what = "did not reach" if worker.was_unreached else "lost its link to"
-    return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
+    what = "did not reach" if failure.was_unreached else "lost its link to"
+    return f"{what} {peer} ({failure.text.split(chr(10), 1)[0]})"
 
 
 def _of_what(shortage: MemoryShortage) -> str:
@@ -254,11 +261,11 @@ def _not_ready(situation: JobSituation) -> str:
     return f"not ready within {preparation_s(train):g} s{compiled}"
 
 
-def _how_it_failed(fault: str, error: str) -> str:
+def _how_it_failed(failure: Failure) -> str:
     """Return `was killed by SIGKILL`, `failed (ValueError: no such thing)`, `failed (worker cpu:0: …)` or `failed`."""
-    head = "\n".join(error.split("\n", 2)[:2])
-    if fault:
-        return f"failed ({fault})"
+    head = "\n".join(failure.text.split("\n", 2)[:2])
+    if failure.fault:
+        return f"failed ({failure.fault})"
     for line in head.split("\n"):
         if "ended by signal " in line:
             return f"was killed by {line.rpartition('ended by signal ')[2][:MAX_ERROR]}"

@@ -177,12 +177,7 @@ def _has_reached(worker: WorkerRecord, other: int, neighbour: WorkerRecord | Non
     """Return whether a worker's node has dialled a neighbour's present process: the neighbour may have been
     replaced.
     """
-    if worker.proven is None:
-        return True
-    if other not in worker.proven:
-        return False
-    processes = dict(zip(worker.proven, worker.proven_workers, strict=False))
-    return neighbour is None or processes.get(other, neighbour.incarnation) == neighbour.incarnation
+    return other in worker.proven and (neighbour is None or worker.proven[other] == neighbour.incarnation)
 
 
 PATIENCE_SNAPSHOTS: Final = 2
@@ -285,7 +280,7 @@ class JobSituation:
         begun = [job.phase.furthest]
         begun += [job.plan.furthest] if job.plan is not None else []
         begun += [job.progress.batch + 1] if job.progress is not None else []
-        return max([*begun, *(loss.worker.batch + 1 for loss in self.lost.found if loss.worker is not None)])
+        return max([*begun, *(loss.failure.batch + 1 for loss in self.lost.found if loss.failure is not None)])
 
     @cached_property
     def generation(self) -> int:

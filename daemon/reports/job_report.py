@@ -83,7 +83,7 @@ def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
         f"waiting for {worker_name(plan.workers, position)} to reach {worker_name(plan.workers, other)} "
         f"at {workers[other].address}"
         for position, worker in sorted(workers.items())
-        if worker.state is WorkerState.READY and worker.proven is not None
+        if worker.state is WorkerState.READY
         for other in neighbours(plan.workers, position, trains_tie=job.trains_tie)
         if other not in worker.proven and other in workers and workers[other].state is WorkerState.READY
     ][:3]

@@ -11,8 +11,11 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.cluster.measurements import LayerTime, MemoryShortage
-from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.records import (
+    Failure,
+    PlanRecord,
+)
 from headway.daemon.cluster.state_key import transfer_s
 from headway.daemon.jobs.job import JobSpec, preparation_s
 from headway.daemon.plan.layer_costs import layer_costs
@@ -140,23 +143,6 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     spacing: Spacing = Spacing()
     journal_from: int = 0
     """Batch of the first row that the journal keeps: durable storage has the earlier ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The reason why a worker could not do its part of a generation. Its fields except the text are as in
-    WorkerRecord.
-    """
-
-    text: str
-    batch: int = -1
-    fault: str = ""
-    is_hopeless: bool = False
-    lost_peer: int = -1
-    was_unreached: bool = False
-    was_moved: bool = False
-    shortage: MemoryShortage | None = None
-    damaged: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,16 @@ import structlog
 
 from headway.daemon.base.addresses import bracketed, join_address
 from headway.daemon.base.errors import in_one_line
-from headway.daemon.cluster.records import Device
-from headway.daemon.worker.goal import Failure, Goal, Hello, JobGeneration, WorkerStatus
+from headway.daemon.cluster.records import (
+    Device,
+    Failure,
+)
+from headway.daemon.worker.goal import (
+    Goal,
+    Hello,
+    JobGeneration,
+    WorkerStatus,
+)
 from headway.daemon.worker.liveness import Liveness
 from headway.daemon.worker.process import SPARE_INDEX, WorkerOptions, WorkerProcess, last_lines
 from headway.daemon.worker.socket import WorkerStream
@@ -271,7 +279,7 @@ class Roster:
     def _bury(self, handle: WorkerHandle, text: str, *, fault: str = "") -> None:
         """Note that a process is dead, in its own words if it had any."""
         actual = handle.status.actual
-        words = actual.dies_of or Failure("")
+        words = actual.dies_of or Failure()
         batch = words.batch if actual.dies_of else handle.last_batch(JobGeneration(actual.job, actual.generation))
         failure = Failure(
             f"node {self._settings.node}: {handle.verdict}{text}",

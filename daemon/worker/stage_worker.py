@@ -18,6 +18,7 @@ import torch
 
 from headway.daemon.base.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.records import Failure
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
@@ -26,7 +27,6 @@ from headway.daemon.worker.goal import (
     Action,
     Actual,
     BatchDone,
-    Failure,
     FromWorker,
     Goal,
     Heartbeat,

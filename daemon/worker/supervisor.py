@@ -12,11 +12,14 @@ import structlog
 
 from headway.daemon.base.activities import Activities
 from headway.daemon.base.errors import in_one_line
-from headway.daemon.cluster.records import Device, WorkerPort
+from headway.daemon.cluster.records import (
+    Device,
+    Failure,
+    WorkerPort,
+)
 from headway.daemon.worker.goal import (
     Actual,
     Answer,
-    Failure,
     FromWorker,
     Goal,
     Heartbeat,

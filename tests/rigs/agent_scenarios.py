@@ -18,6 +18,7 @@ from headway.daemon.agent.steps import Delete, Fetch, GiveUp, OpenData, ProveLin
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.cluster.records import (
     CheckpointRecord,
+    Failure,
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -39,7 +40,6 @@ from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, Or
 from headway.daemon.worker.goal import (
     Action,
     Actual,
-    Failure,
     Goal,
     JobGeneration,
     Spacing,
@@ -284,8 +284,8 @@ class Scene:
 
     def _record(self, name: str, state: str, *, boundary: str | None, lost_peer: str) -> WorkerRecord:
         return WorkerRecord(
-            node=name, incarnation=f"w-{name}", address=f"{name}:1", pid=7, state=WorkerState(state), proven=(),
-            boundary=int(boundary) if boundary else None, lost_peer=int(lost_peer),
+            node=name, incarnation=f"w-{name}", address=f"{name}:1", pid=7, state=WorkerState(state),
+            boundary=int(boundary) if boundary else None, failure=Failure(lost_peer=int(lost_peer)),
         )  # fmt: skip
 
     # --- What is due --------------------------------------------------------------------------------------------------
@@ -375,8 +375,8 @@ def _record(step: Register) -> str:
             return f"register {told_place(*map(int, rest[:2]))} {short(files)}{more}"
         case WorkerRecord() as record:
             at = f" at {record.boundary}" if record.boundary is not None else ""
-            proven = f", proven {','.join(record.proven_workers)}" * bool(record.proven)
-            why = f", {record.error}" * bool(record.error)
+            proven = f", proven {','.join(record.proven.values())}" * bool(record.proven)
+            why = f", {record.failure.text}" * bool(record.failure.text)
             return f"register worker {int(rest[0])}.{int(rest[1])} {record.state}{at}{proven}{why}"
         case StopRecord() as record:
             return f"register {leaf} at {record.boundary}"

@@ -12,6 +12,7 @@ from headway.daemon.base.errors import ConflictError
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
+    Failure,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -26,7 +27,6 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.goal import (
     Actual,
-    Failure,
     Goal,
     Heartbeat,
     JobGeneration,

@@ -9,6 +9,7 @@ from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import SetGoal, Step
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.cluster.records import (
+    Failure,
     NodeRecord,
     PlanRecord,
     SpecRecord,
@@ -104,7 +105,7 @@ def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeStat
 def record(state: WorkerState, *, name: str = "a", boundary: int | None = None, error: str = "") -> WorkerRecord:
     """Return the record of node `name`'s worker."""
     return WorkerRecord(
-        node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, error=error, proven=()
+        node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, failure=Failure(error)
     )
 
 

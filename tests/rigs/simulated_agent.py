@@ -9,6 +9,7 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.lineage import Lineage
 from headway.daemon.cluster.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.cluster.records import (
+    Failure,
     PlanRecord,
     Save,
     StateFile,
@@ -284,8 +285,8 @@ class SimulatedAgents(ABC):
         for other in neighbours(plan.workers, position, trains_tie=False):
             ends = plan.workers[position].node, plan.workers[other].node
             if other > position and ends in self.blocked:
-                worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""
-                worker.lost_peer, worker.failed_job = other, worker.job
+                worker.failure = plan.generation, Failure(f"the link to {ends[1]} is lost", lost_peer=other)
+                worker.failed_job = worker.job
 
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stage = plan.workers[position]
@@ -294,8 +295,9 @@ class SimulatedAgents(ABC):
         if plan.source == "checkpoint" and not self._reads(node, "checkpoint", checkpoint_ailment(job.name)):
             return
         if plan.source == "checkpoint" and job.checkpoint is not None and job.checkpoint.url in self.damaged:
-            worker.failure, worker.fault = (plan.generation, f"node {node.name}: a file has another checksum"), ""
-            worker.damaged, worker.failed_job = job.checkpoint.url, worker.job
+            why = f"node {node.name}: a file has another checksum"
+            worker.failure = plan.generation, Failure(why, damaged=job.checkpoint.url)
+            worker.failed_job = worker.job
             return
         is_change = plan.source == "nodes" and plan.source_timeline == plan.timeline
         was_here = worker.started > 0 and worker.is_stopped and worker.applied == plan.boundary
@@ -369,10 +371,9 @@ class SimulatedAgents(ABC):
                 self._make_durable(node, key)
 
     def _tell(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
-        boundary, error, fault, lost_peer = None, "", "", -1
+        boundary, failure = None, Failure()
         if worker.failure is not None and worker.has_failed(job.name, plan.generation):
-            state, error, fault = WorkerState.FAILED, worker.failure[1], worker.fault
-            lost_peer = worker.lost_peer
+            state, failure = WorkerState.FAILED, worker.failure[1]
         elif worker.started == plan.generation:
             state = WorkerState.STOPPED if worker.is_stopped else WorkerState.RUNNING
             boundary = worker.applied if worker.is_stopped else None
@@ -388,13 +389,8 @@ class SimulatedAgents(ABC):
             pid=1,
             state=state,
             boundary=boundary,
-            error=error,
-            fault=fault,
-            lost_peer=lost_peer,
-            shortage=worker.shortage if state is WorkerState.FAILED else None,
-            damaged=worker.damaged if state is WorkerState.FAILED else "",
-            proven=proven,
-            proven_workers=tuple(told[other].incarnation for other in proven or ()),
+            failure=failure,
+            proven={other: told[other].incarnation for other in proven or ()},
         )
         key = Keys.worker(job.name, plan.generation, position)
         if self.store.values.get(key) != encode(record):

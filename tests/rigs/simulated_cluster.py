@@ -22,6 +22,7 @@ from headway.daemon.cluster.records import (
     Desired,
     DesiredRecord,
     Device,
+    Failure,
     NodeRecord,
     PhaseRecord,
     SpecRecord,
@@ -189,14 +190,14 @@ class SimulatedCluster(SimulatedInvariants):
             node.record = replace(node.record, down_devices=(0,))
             self._register_again(node)
         if generation:
-            node.workers[0].failure, node.workers[0].fault = (generation, error), fault
+            node.workers[0].failure = generation, Failure(error, fault=fault)
             node.workers[0].failed_job = worker.job
 
     def run_out_of_memory(self, name: str, shortage: MemoryShortage) -> None:
         """Its worker reports it and lives on, without its layers."""
         worker = self.nodes[name].workers[0]
-        worker.failure, worker.fault = (worker.started, "CUDA out of memory"), ""
-        worker.failed_job, worker.shortage = worker.job, shortage
+        worker.failure = worker.started, Failure("CUDA out of memory", shortage=shortage)
+        worker.failed_job = worker.job
 
     def replace_worker(self, name: str) -> None:
         """The process for a device that was without one is up."""

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from headway.daemon.cluster.lineage import Lineage
-from headway.daemon.cluster.measurements import MemoryShortage
-from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.records import (
+    Failure,
+    NodeRecord,
+)
 from headway.daemon.decide.cluster_view import ClusterView
 
 
@@ -36,17 +38,10 @@ class Worker:
     """Content of its state: the batches that were trained into it."""
     written: list[int] = field(default_factory=list)
     """Boundaries of periodic snapshots that its daemon has not taken over yet."""
-    failure: tuple[int, str] | None = None
-    """(generation, error)"""
+    failure: tuple[int, Failure] | None = None
+    """(generation, why)"""
     failed_job: str = ""
     """Job of that generation; empty: any job's."""
-    fault: str = ""
-    shortage: MemoryShortage | None = None
-    """The refused allocation, if it failed for want of memory."""
-    damaged: str = ""
-    """Checkpoint in which it found a damaged file, if it failed for that."""
-    lost_peer: int = -1
-    """Position of the neighbour whose link it has lost."""
     is_down: bool = False
     """The process is gone and no spare has taken over."""
     hangs: bool = False

@@ -16,13 +16,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from headway.daemon.cluster.records import PlanRecord, WorkerPart
+from headway.daemon.cluster.records import (
+    Failure,
+    PlanRecord,
+    WorkerPart,
+)
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.worker.goal import (
     Actual,
     BatchDone,
-    Failure,
     FromWorker,
     Goal,
     Neighbour,

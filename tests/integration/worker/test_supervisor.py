@@ -18,13 +18,17 @@ import numpy as np
 import pytest
 
 from headway.daemon.base.fault_points import ENVIRONMENT
-from headway.daemon.cluster.records import Device, PlanRecord, WorkerPart
+from headway.daemon.cluster.records import (
+    Device,
+    Failure,
+    PlanRecord,
+    WorkerPart,
+)
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.worker import liveness, roster
 from headway.daemon.worker import socket as workers_socket
 from headway.daemon.worker.goal import (
-    Failure,
     Goal,
     JobGeneration,
     Preparation,

@@ -11,13 +11,20 @@ from headway.daemon.agent.steps_due import is_awaited, is_named
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LayerTime
-from headway.daemon.cluster.records import PlanRecord, WorkerState, seen_key
+from headway.daemon.cluster.records import (
+    Failure,
+    PlanRecord,
+    WorkerState,
+    seen_key,
+)
 from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.boundaries import copier, restorable
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.plan.copy_places import possible_holders
-from headway.daemon.worker.goal import Failure, Start
+from headway.daemon.worker.goal import (
+    Start,
+)
 from headway.daemon.worker.liveness import launched_s
 from headway.daemon.worker.neighbours import for_part
 from headway.stages.spec import ModelSpec, TrainSpec

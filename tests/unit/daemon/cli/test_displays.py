@@ -400,7 +400,7 @@ def scene(phase: Phase, leaf: str, *, state: WorkerState, proven: Mapping[str, t
             address=f"{name}:7100",
             pid=1,
             state=state,
-            proven=(proven or {}).get(name, ()),
+            proven=dict.fromkeys((proven or {}).get(name, ()), "w"),
         )
         found.put(Keys.worker("j", 2, position), record)
     return found

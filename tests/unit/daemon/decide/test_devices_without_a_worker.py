@@ -2,7 +2,10 @@
 
 import pytest
 
-from headway.daemon.cluster.records import Phase
+from headway.daemon.cluster.records import (
+    Failure,
+    Phase,
+)
 from headway.daemon.decide.failures import MAX_DEATHS
 from tests.rigs.nodes_that_stay_out import recovering
 from tests.rigs.recovery import recovered
@@ -75,7 +78,8 @@ def die_while_preparing(cluster: SimulatedCluster, name: str) -> None:
     job = cluster.facts().jobs["first"]
     assert job.next is not None
     node = cluster.nodes[name]
-    node.workers[0] = Worker(f"{name}/next", failure=(job.next.generation, KILLED), failed_job="first", is_down=True)
+    failure = job.next.generation, Failure(KILLED)
+    node.workers[0] = Worker(f"{name}/next", failure=failure, failed_job="first", is_down=True)
     cluster.say(name, down_devices=(0,))
     cluster.deliver(cluster.nodes[cluster.leader])
     cluster.lead()

@@ -5,7 +5,14 @@ from dataclasses import replace
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import MemoryShortage, ProfileRecord
-from headway.daemon.cluster.records import Desired, Phase, PlanRecord, WorkerPart, WorkerState
+from headway.daemon.cluster.records import (
+    Desired,
+    Failure,
+    Phase,
+    PlanRecord,
+    WorkerPart,
+    WorkerState,
+)
 from headway.daemon.decide.failures import MAX_DEATHS, MAX_SAME_BATCH, shortages_now
 from headway.daemon.decide.situation import PlanHealth
 from tests.rigs.recovery import recovered
@@ -191,7 +198,9 @@ def test_a_shortage_keeps_its_model_when_the_node_has_gone() -> None:
     position = next(index for index, stage in enumerate(before.workers) if stage.node == "a")
     shortage = MemoryShortage(wanted_bytes=MIB, allocated_bytes=2 * predicted(before, "a"))
     job.workers[before.generation, position] = replace(
-        job.workers[before.generation, position], state=WorkerState.FAILED, error="out of memory", shortage=shortage
+        job.workers[before.generation, position],
+        state=WorkerState.FAILED,
+        failure=Failure("out of memory", shortage=shortage),
     )
     health = PlanHealth(plan=before, job=job, view=view, now=0.0)
     (known,) = shortages_now(job, view, (health,))

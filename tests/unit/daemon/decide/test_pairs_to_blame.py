@@ -1,10 +1,13 @@
 """Links that are lost: whether a worker, a node, nobody or a pair of nodes is to blame."""
 
-from dataclasses import replace
+from typing import Any
 
-from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.measurements import Port
-from headway.daemon.cluster.records import PlanRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.cluster.records import (
+    Failure,
+    PlanRecord,
+    WorkerPart,
+)
 from headway.daemon.decide.failures import LostWorker
 from headway.daemon.plan.paths import BlockedWay, BlockedWays
 
@@ -15,15 +18,12 @@ PLAN = PlanRecord(
         WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(name,), depth=1) for name in "abc"
     ),
 )
-FAILED = WorkerRecord(
-    node="a", incarnation="w", address="", pid=1, state=WorkerState.FAILED, error="worker-0: the link is lost"
-)
 BLOCKED = BlockedWays((BlockedWay("b", "a", Port.WORKER, "a:7100", "the connection was refused"),))
 OPEN = BlockedWays()
 
 
-def loss(**fields: object) -> LostWorker:
-    return LostWorker(position=0, plan=PLAN, worker=replace(FAILED, **fields))  # type: ignore[arg-type]
+def loss(error: str = "worker-0: the link is lost", **fields: Any) -> LostWorker:
+    return LostWorker(position=0, plan=PLAN, failure=Failure(error, **fields))
 
 
 def test_a_link_that_never_opened_blames_its_pair() -> None:
@@ -43,22 +43,14 @@ def test_a_link_that_was_open_blames_the_pair_if_one_does_not_reach_the_other_no
 def test_a_worker_killed_because_its_address_moved_blames_nobody() -> None:
     """That also explains what its neighbours report about their links."""
     told = "node a: worker cpu:0 listened at an address that this machine has lost; it was killed"
-    moved = loss(error=f"{told}\nended by signal SIGKILL", was_moved=True)
+    moved = loss(f"{told}\nended by signal SIGKILL", was_moved=True)
     assert not moved.is_death
     assert not moved.is_held_against_node
     assert moved.explains_others
-    killed = loss(error="worker-0 ended by signal SIGKILL")
+    killed = loss("worker-0 ended by signal SIGKILL")
     assert killed.is_held_against_node
 
 
 def test_a_worker_with_an_error_of_its_own_blames_no_pair() -> None:
     assert not loss(fault="ValueError: x").is_between(BLOCKED)
     assert not LostWorker(position=0, plan=PLAN).is_between(BLOCKED)
-
-
-def test_a_failure_record_of_an_earlier_version_names_no_pair() -> None:
-    """Its record has none of the fields."""
-    raw = b'{"node":"a","incarnation":"w","address":"","pid":1,"state":"failed","error":"lost"}'
-    record = decode(raw, WorkerRecord)
-    assert (record.lost_peer, record.was_unreached, record.proven) == (-1, False, None)
-    assert not LostWorker(position=0, plan=PLAN, worker=record).is_between(BLOCKED)

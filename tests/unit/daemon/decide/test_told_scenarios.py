@@ -16,7 +16,15 @@ import pytest
 from headway.daemon.cluster.cluster_records import NodeFailureRecord, SharesRecord
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import CheckpointRecord, Desired, Phase, PhaseRecord, PlanRecord, StopRecord
+from headway.daemon.cluster.records import (
+    CheckpointRecord,
+    Desired,
+    Failure,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    StopRecord,
+)
 from headway.daemon.jobs.job import FaultSpec
 from tests.rigs.recovery import lose, workers
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
@@ -104,7 +112,7 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
         case "fail", [name, *error]:
             cluster.fail_worker(name, f"worker-0\n{' '.join(error)}", fault=" ".join(error))
         case "reports", [name, generation, *error]:
-            cluster.nodes[name].workers[0].failure = int(generation), " ".join(error)
+            cluster.nodes[name].workers[0].failure = int(generation), Failure(" ".join(error))
         case (("hang" | "recover"), [name]):
             cluster.nodes[name].workers[0].hangs = what == "hang"
         case _:

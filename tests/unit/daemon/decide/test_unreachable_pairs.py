@@ -9,7 +9,11 @@ import pytest
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord
-from headway.daemon.cluster.records import Desired, Phase
+from headway.daemon.cluster.records import (
+    Desired,
+    Failure,
+    Phase,
+)
 from headway.daemon.decide.conditions import all_next_workers_ready
 from headway.daemon.decide.failures import CAUSE_GRACE_S
 from headway.daemon.decide.situation import JobSituation
@@ -108,7 +112,7 @@ def test_a_lost_link_between_nodes_that_cannot_talk_waits_for_no_other_cause(is_
         cluster.blocked = {(first, second)}
         cluster.nodes[first].out_of_reach.add(second)
     worker = cluster.nodes[first].workers[0]
-    worker.failure, worker.lost_peer = (worker.started, f"the link to {second} is lost"), 1
+    worker.failure = worker.started, Failure(f"the link to {second} is lost", lost_peer=1)
     since = cluster.now
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RECOVERING, step_s=0.1)
     assert (cluster.now - since < CAUSE_GRACE_S) is is_known

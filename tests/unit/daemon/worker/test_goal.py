@@ -5,11 +5,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from headway.daemon.cluster.records import Failure
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.goal import (
     Action,
     Actual,
-    Failure,
     FromWorker,
     Goal,
     Preparation,
