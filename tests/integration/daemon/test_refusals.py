@@ -43,8 +43,7 @@ from headway.stages.sockets.roles import Role
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
-from tests.integration.links.two_sides import lower_terms
-from tests.rigs.grpc_link import CONTRACT
+from tests.rigs.two_sides import lower_terms
 
 DEADLINE_S: Final = 20.0
 SOON: Final = timedelta(seconds=DEADLINE_S)
@@ -274,7 +273,7 @@ def doors(shared_etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     by_name["worker"] = Door(f"127.0.0.1:{ends[0].port}", "a", LINK)
     for name, end in zip(WORKERS, ends, strict=True):
         changes: dict[str, Any] = {"generation": GENERATION, "first_contact": 10 * SOON}
-        end.accept(lower_terms(name, inbox=SimpleQueue(), contract=CONTRACT, **changes))
+        end.accept(lower_terms(name, inbox=SimpleQueue(), **changes))
         door = by_name[name]
         by_name[name] = Door(door.address, door.node, LINK, _hello(name))
     by_name["etcd"] = Door(shared_etcd.endpoint, "etcd", RANGE, b"\n\x01x")

@@ -11,8 +11,8 @@ from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.rigs.two_sides import Endpoints
 
-Endpoints = tuple[LoopThread, LinkEndpoint, LinkEndpoint]
 NOBODY_LISTENS = 1
 """A TCP port for links that must not need one."""
 

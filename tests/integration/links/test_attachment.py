@@ -17,15 +17,24 @@ from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links import attachment
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.link import Frame, FrameKind
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.conftest import Endpoints
-from tests.integration.links.two_sides import GENERATION, lower_terms, new_job, upper_terms
 from tests.rigs.fake_nccl import FakeAttach, FakeNccl
+from tests.rigs.two_sides import (
+    DEADLINE_S,
+    GENERATION,
+    Endpoints,
+    Inbox,
+    heard,
+    lost,
+    lower_terms,
+    new_job,
+    total,
+    upper_terms,
+)
 
-DEADLINE_S = 20.0
 UPPER, LOWER = 0, 1
 """The ranks, and the sides."""
 VALUES = TensorForm(torch.float32, (3, 5))
@@ -37,18 +46,11 @@ CONTRACT = FrameContract(
     },
     max_unacknowledged_frames=20,
 )
-Inbox = queue.SimpleQueue[Frame | LinkLost]
 
 
 def on_card(kind: FrameKind, batch: int) -> Frame:
     """A frame whose values are its batch."""
     return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.full(VALUES.shape, float(batch)),))
-
-
-def total(batch: int) -> Frame:
-    """A frame in host memory."""
-    values = (torch.tensor(1.0, dtype=torch.float64),)
-    return Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(batch), MicrobatchIndex(0), values)
 
 
 def wait_until(is_so: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:
@@ -86,24 +88,12 @@ class Sides:
             self.links[UPPER].send(on_card(FrameKind.ACTIVATION, number) if number % 3 else total(number))
             self.links[LOWER].send(on_card(FrameKind.GRADIENT, number))
         for number in numbers:
-            frame = self.received(LOWER)
+            frame = heard(self.inboxes[LOWER])
             assert frame.batch == number
             assert number % 3 == 0 or bool((frame.tensors[0] == number).all())
-            frame = self.received(UPPER)
+            frame = heard(self.inboxes[UPPER])
             assert frame.batch == number
             assert bool((frame.tensors[0] == number).all())
-
-    def received(self, side: int) -> Frame:
-        """What arrives next."""
-        frame = self.inboxes[side].get(timeout=DEADLINE_S)
-        assert isinstance(frame, Frame), frame
-        return frame
-
-    def lost(self, side: int) -> LinkLost:
-        """What arrives next."""
-        item = self.inboxes[side].get(timeout=DEADLINE_S)
-        assert isinstance(item, LinkLost), item
-        return item
 
     def end(self) -> None:
         """Close both, with all aborts let go."""
@@ -214,7 +204,7 @@ def test_a_transfer_that_fails_breaks_the_stream_and_is_made_up_for(
     wait_until(lambda: len(receiving.works) > num_before)
     if how == "fails":
         receiving.works[-1].complete("NCCL error: unhandled cuda error")
-    frame = sides.received(LOWER)
+    frame = heard(sides.inboxes[LOWER])
     assert bool((frame.tensors[0] == 7).all())
     assert above.num_resumed >= 1
 
@@ -235,7 +225,7 @@ def test_an_attachment_that_breaks_each_time_is_the_reason_of_the_loss(sides: Si
     for wire in sides.nccl.wires.values():
         wire.hangs = True
     above.send(on_card(FrameKind.ACTIVATION, 1))
-    told = [sides.lost(side) for side in (UPPER, LOWER)]
+    told = [lost(sides.inboxes[side]) for side in (UPPER, LOWER)]
     assert [each.peer for each in told] == [above.peer, below.peer]
     assert any("attachment broken 3 times: the peer's device sent nothing of 60 bytes" in each.reason for each in told)
     wait_until(lambda: own_threads() == 0)
@@ -268,7 +258,7 @@ def test_an_attachment_that_is_not_wanted_any_more_frees_its_cards(sides: Sides)
     sides.nccl.may_open.clear()
     above, below = sides.meet()
     above.send(total(0))
-    sides.received(LOWER)
+    heard(sides.inboxes[LOWER])
     above.close()
     below.close()
     time.sleep(0.3)
@@ -296,7 +286,7 @@ def test_an_error_that_nobody_expects_loses_the_link_and_is_told(identity: TlsId
     for attach in both.attaches:
         attach.open = fail
     both.meet()
-    assert "a bug" in both.lost(UPPER).reason + both.lost(LOWER).reason
+    assert "a bug" in lost(both.inboxes[UPPER]).reason + lost(both.inboxes[LOWER]).reason
     assert isinstance(errors.get(timeout=DEADLINE_S), ValueError)
     both.end()
     for end in (above, below):
@@ -312,8 +302,6 @@ def test_values_for_a_link_without_an_attachment_are_a_violation(endpoints: Endp
     attach = FakeAttach(FakeNccl())
     link = above.dial(upper_terms(job, below.port, inbox=upper, contract=CONTRACT, attach=attach))
     accepted = below.accept(lower_terms(job, inbox=lower, contract=CONTRACT))
-    told = lower.get(timeout=DEADLINE_S)
-    assert isinstance(told, LinkLost)
-    assert "something for an attachment, on a link without one" in told.reason
+    assert "something for an attachment, on a link without one" in lost(lower).reason
     link.close()
     accepted.close()

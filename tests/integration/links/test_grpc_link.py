@@ -1,78 +1,41 @@
-"""The gRPC link's additions to the contract: hellos, deadlines, hostile peers, dead processes, bounded memory."""
+"""The link's additions to the contract: hellos, deadlines, hostile peers, bounded memory, several links of one job."""
 
-import os
 import queue
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 
-from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
-from headway.stages.ids import Generation, StageIndex
+from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_codec import LENGTH, bundle, heartbeat
-from headway.stages.links.link import Frame, LinkLost
-from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
-from tests.integration.links.conftest import Endpoints
-from tests.rigs.grpc_link import DEADLINE_S, GENERATION, SOON, Inbox, accept, dial, lost, total
+from tests.rigs.two_sides import (
+    DEADLINE_S,
+    GENERATION,
+    SOON,
+    Endpoints,
+    Inbox,
+    accept,
+    dial,
+    heard,
+    lost,
+    lower_terms,
+    total,
+    upper_terms,
+)
 
 LITTLE = timedelta(seconds=1)
-
-
-def test_a_dial_that_is_too_early_is_repeated(endpoints: Endpoints) -> None:
-    """Stage 1 still runs generation 3 when it is dialled for 4, and accepts as soon as it is there."""
-    _, above, below = endpoints
-    old_inbox, upper, lower = Inbox(), Inbox(), Inbox()
-    old = accept(below, "early", old_inbox, generation=Generation(3))
-    link = dial(above, below.port, "early", upper)
-    link.send(total())
-    with pytest.raises(queue.Empty):
-        lower.get(timeout=0.3)
-    old.close()
-    accepted = accept(below, "early", lower)
-    assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
-    link.close()
-    accepted.close()
-
-
-def test_a_dial_that_is_too_late_is_refused(endpoints: Endpoints) -> None:
-    """Generation 5 is in force at stage 1: a dialler of 4 gives up at once, and says why."""
-    _, above, below = endpoints
-    upper, lower = Inbox(), Inbox()
-    newer = accept(below, "late", lower, generation=Generation(5))
-    link = dial(above, below.port, "late", upper)
-    assert "STALE: generation 5 is in force here" in lost(upper).reason
-    assert lower.empty()
-    link.close()
-    newer.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"peer_incarnation": "another"}, "another process listens here"),
-        ({"stage": StageIndex(3)}, "stage 3 of process above is not the one that is awaited"),
-    ],
-)
-def test_a_wrong_neighbour_is_refused(endpoints: Endpoints, changes: dict[str, Any], reason: str) -> None:
-    """Another process took over the port, or a stage that is no neighbour dials: both are told so, nobody waits."""
-    _, above, below = endpoints
-    upper, lower = Inbox(), Inbox()
-    job = f"wrong {changes}"
-    awaited = accept(below, job, lower)
-    link = dial(above, below.port, job, upper, **changes)
-    assert reason in lost(upper).reason
-    link.close()
-    awaited.close()
 
 
 def test_a_neighbour_that_never_comes_is_named_at_the_deadline(endpoints: Endpoints) -> None:
@@ -83,39 +46,41 @@ def test_a_neighbour_that_never_comes_is_named_at_the_deadline(endpoints: Endpoi
     assert lost(lower) == LinkLost("stage 0 at 10.9.8.7:65", "did not dial within 0.2 s")
     link = dial(above, 1, "lonely", upper, timeout=timedelta(seconds=0.3))
     told = lost(upper)
-    assert told.peer == "stage 1 at 127.0.0.1:1"
+    assert (told.peer, told.was_unreached) == ("stage 1 at 127.0.0.1:1", True)
     assert told.reason.startswith("not connected within 0.3 s: UNAVAILABLE")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # any port that swallows what it is told
+        dial(above, silent.getsockname()[1], "silent", upper, timeout=LITTLE)
+        told = lost(upper)
+    assert told.was_unreached
+    assert "not connected within 1 s" in told.reason
     link.close()
     awaited.close()
 
 
-def test_a_neighbour_that_says_nothing_was_unreached(endpoints: Endpoints) -> None:
-    """A listener without TLS stands for any port that swallows what it is told."""
-    inbox = Inbox()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dial(endpoints[1], silent.getsockname()[1], "silent", inbox, timeout=LITTLE)
-        found = lost(inbox)
-    assert found.was_unreached
-    assert "not connected within 1 s" in found.reason
-
-
 def test_a_neighbour_that_refuses_was_reached(endpoints: Endpoints) -> None:
-    """Another process has its port by now: that is no fact about two machines."""
+    """Another process has its port by now: told at once, and no fact about two machines."""
+    _, above, below = endpoints
     inbox = Inbox()
-    dial(endpoints[1], endpoints[2].port, "refused", inbox, peer_incarnation="who was here before")
-    assert not lost(inbox).was_unreached
+    awaited = accept(below, "refused", Inbox())
+    dial(above, below.port, "refused", inbox, peer_incarnation="who was here before")
+    told = lost(inbox)
+    assert "another process listens here" in told.reason
+    assert not told.was_unreached
+    awaited.close()
 
 
 def test_a_neighbour_that_is_not_ready_is_waited_for(endpoints: Endpoints) -> None:
-    """It answers `not yet` for longer than a silent one would be waited for, then accepts: the link is not lost."""
-    inbox = Inbox()
-    heard = Inbox()
-    link = dial(endpoints[1], endpoints[2].port, "slow", inbox, first_contact=LITTLE)
+    """It still runs generation 3, for longer than a silent one would be waited for, then accepts."""
+    _, above, below = endpoints
+    inbox, at_lower = Inbox(), Inbox()
+    old = accept(below, "slow", Inbox(), generation=Generation(3))
+    link = dial(above, below.port, "slow", inbox, first_contact=LITTLE)
+    link.send(total())
     with pytest.raises(queue.Empty):
         inbox.get(timeout=2.5 * LITTLE.total_seconds())
-    accepted = accept(endpoints[2], "slow", heard)
-    link.send(total())
-    assert isinstance(heard.get(timeout=20), Frame)
+    old.close()
+    accepted = accept(below, "slow", at_lower)
+    heard(at_lower)
     assert inbox.empty()
     link.close()
     accepted.close()
@@ -173,7 +138,7 @@ def test_memory_is_bounded(endpoints: Endpoints) -> None:
         link.send(total())
     accepted = accept(below, "bounded", lower)
     for _ in range(20):
-        assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+        heard(lower)
         while link.unacknowledged_bytes > 128:
             with pytest.raises(queue.Empty):
                 upper.get(timeout=0.005)
@@ -253,55 +218,120 @@ def test_a_hello_must_be_one(endpoints: Endpoints, identity: TlsIdentity) -> Non
         assert reason in reply.reason
 
 
-PEER = """
-import queue, sys, time
-from datetime import timedelta
-from pathlib import Path
-from headway.stages.links.endpoint import LinkEndpoint
-from headway.stages.links.loop_thread import LoopThread
-from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.rigs.grpc_link import accept
-loop = LoopThread(); loop.start()
-identity = TlsIdentity.read(Path(sys.argv[1]))
-end = LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation="below", protocol=1)
-end.start()
-inbox = queue.SimpleQueue()
-accept(end, "killed", inbox)
-print(end.port, flush=True)
-inbox.get()
-print("connected", flush=True)
-time.sleep(60)
-"""
+SHARED = FrameContract(
+    forms={
+        FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+        FrameKind.REDUCED: (TensorForm(torch.float32, (3,)),),
+    },
+    max_unacknowledged_frames=8,
+)
 
 
-def test_a_killed_peer_is_lost_after_the_timeout(tmp_path: Path) -> None:
-    """The process at the other end is killed: LinkLost names it after the timeout, and never if the link is closed."""
-    certificates = CertificateAuthority.create(tmp_path / "authority").issue("node")
-    loop = LoopThread("dialler")
-    loop.start()
-    above = LinkEndpoint(
-        loop=loop, identity=TlsIdentity.read(certificates), host="127.0.0.1", incarnation="above", protocol=1
-    )
-    root = Path(__file__).resolve().parents[3]
-    with subprocess.Popen(
-        [sys.executable, "-c", PEER, str(certificates)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(root))))},
-    ) as process:
-        assert process.stdout is not None
-        try:
-            upper = Inbox()
-            port = int(process.stdout.readline())
-            link = dial(above, port, "killed", upper, silence=timedelta(seconds=1))
-            link.send(total())
-            assert process.stdout.readline() == "connected\n"
-        finally:
-            process.kill()
-        killed_at = time.monotonic()
-        told = lost(upper)
-        assert 0.9 < time.monotonic() - killed_at < 20
-        assert told.peer == f"stage 1 at 127.0.0.1:{port}"
-        assert told.reason.startswith("not resumed within 1 s: UNAVAILABLE")
+class Job:
+    """One job's links, all from endpoint `above` to endpoint `below`."""
+
+    def __init__(self, endpoints: Endpoints, name: str) -> None:
+        _, self.above, self.below = endpoints
+        self.name = name
+        self.inbox = Inbox()
+        """Of everybody at `below`."""
+        self.links: list[StreamLink] = []
+
+    def accept(self, worker: int, *, is_last: bool = True, **changes: Any) -> StreamLink:
+        """Await a worker of the stage before, at stage 1."""
+        fields: dict[str, Any] = {"peer_worker": worker, "peer_name": f"worker {worker}"}
+        terms = lower_terms(self.name, inbox=self.inbox, contract=SHARED, **fields | changes)
+        self.links.append(self.below.accept(terms, is_last=is_last))
+        return self.links[-1]
+
+    def dial(self, worker: int, inbox: Inbox, **changes: Any) -> StreamLink:
+        """From a worker of stage 0."""
+        terms = upper_terms(self.name, self.below.port, inbox=inbox, contract=SHARED, **{"worker": worker, **changes})
+        self.links.append(self.above.dial(terms))
+        return self.links[-1]
+
+    def received(self) -> list[int]:
+        """The batches of the next two frames, sorted: frames of two links come in either order."""
+        return sorted(heard(self.inbox).batch for _ in range(2))
+
+
+@pytest.fixture
+def job(endpoints: Endpoints, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """A job of the test's own."""
+    job = Job(endpoints, request.node.name)
+    yield job
+    for link in job.links:
         link.close()
-    loop.stop()
+
+
+def reduced(batch: int) -> Frame:
+    """A frame from a replica."""
+    return Frame(FrameKind.REDUCED, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.ones(3),))
+
+
+def test_two_workers_of_one_stage_dial_and_both_survive_a_cut(job: Job) -> None:
+    """Frames of both arrive in one inbox, before and after the listener's streams are dropped for a while."""
+    for worker in (0, 1):
+        job.accept(worker, is_last=worker == 1)
+    uppers = [job.dial(worker, Inbox()) for worker in (0, 1)]
+    for worker, link in enumerate(uppers):
+        link.send(total(worker))
+    assert job.received() == [0, 1]
+    job.below.cut(timedelta(seconds=0.3), dialled=False)
+    for worker, link in enumerate(uppers):
+        link.send(total(10 + worker))
+    assert job.received() == [10, 11]
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(link.num_resumed for link in uppers):  # what was sent may have been just before the cut
+        assert time.monotonic() < deadline, "not resumed"
+        time.sleep(0.01)
+
+
+def test_nobody_is_refused_while_links_are_still_being_opened(job: Job) -> None:
+    """The second of two workers dials when only the first is awaited: it comes again, and is let in."""
+    job.accept(0, is_last=False)
+    told = Inbox()
+    link = job.dial(1, told)
+    link.send(total(1))
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.3)
+    job.accept(1)
+    job.dial(0, Inbox()).send(total(0))
+    assert job.received() == [0, 1]
+
+
+def test_a_worker_that_is_not_awaited_is_refused(job: Job) -> None:
+    """Worker 2 dials where 0 and 1 are expected, or 1's place in another stage: told at once."""
+    for worker in (0, 1):
+        job.accept(worker, is_last=worker == 1)
+    for worker, stage in ((2, 0), (1, 3)):
+        told = Inbox()
+        job.dial(worker, told, stage=StageIndex(stage))
+        assert f"stage {stage} of process above is not the one that is awaited" in lost(told).reason
+
+
+def test_replicas_speak_their_own_kinds(job: Job) -> None:
+    """Two workers of stage 1 join: slices go both ways, and the link has the name that was given to it."""
+    at_upper = Inbox()
+    lower = job.accept(0, peer_stage=StageIndex(1), peer_name="stage 1 worker 0")
+    upper = job.dial(0, at_upper, stage=StageIndex(1), peer_stage=StageIndex(1), peer_name="stage 1 worker 1")
+    assert lower.peer.startswith("stage 1 worker 0 at ")
+    assert upper.peer == f"stage 1 worker 1 at 127.0.0.1:{job.below.port}"
+    upper.send(reduced(5))
+    lower.send(reduced(6))
+    for inbox, batch in ((job.inbox, 5), (at_upper, 6)):
+        item = heard(inbox)
+        assert (item.kind, item.batch) == (FrameKind.REDUCED, batch)
+
+
+def test_a_newer_generation_with_fewer_workers_forgets_the_others(job: Job) -> None:
+    """Generation 5 has one worker upstream: worker 1 of generation 4 is told that it is over, whoever it is."""
+    for worker in (0, 1):
+        job.accept(worker, is_last=worker == 1)
+    newer = Generation(GENERATION + 1)
+    job.accept(0, generation=newer)
+    told = Inbox()
+    job.dial(1, told)
+    assert "STALE: generation 5 is in force here" in lost(told).reason
+    job.dial(0, Inbox(), generation=newer).send(total(7, generation=newer))
+    assert heard(job.inbox).batch == 7

@@ -5,11 +5,9 @@ A link inside one process has no peer that could outlive it and copies nothing: 
 and about views of graphs is asked of the sockets alone.
 """
 
-import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pytest
@@ -17,21 +15,16 @@ import structlog
 import torch
 from torch import Tensor
 
-from headway.stages.ids import Batch, Generation, MicrobatchIndex
-from headway.stages.links.endpoint import LinkEndpoint
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
-from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import MAX_VIOLATIONS
 from headway.stages.links.window import SLACK
-from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints
-from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
+from tests.integration.links.conftest import NOBODY_LISTENS
 from tests.rigs.gloo_attach import GlooAttach
 from tests.rigs.local_link import LocalLink
-
-DEADLINE_S = 20.0
-GENERATION = Generation(7)
-TIMEOUT = timedelta(seconds=DEADLINE_S)
+from tests.rigs.two_sides import DEADLINE_S, GENERATION, Endpoints, Inbox, lost, total
+from tests.rigs.two_sides import Pair as RemotePair
 
 
 def contract(
@@ -88,8 +81,8 @@ class Pair:
 
     upstream: Link
     downstream: Link
-    at_upstream: "queue.SimpleQueue[Frame | LinkLost]"
-    at_downstream: "queue.SimpleQueue[Frame | LinkLost]"
+    at_upstream: Inbox
+    at_downstream: Inbox
 
 
 class PairMaker(Protocol):
@@ -98,42 +91,10 @@ class PairMaker(Protocol):
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair: ...
 
 
-@dataclass
-class RemotePairs:
-    """Makes connected pairs: two endpoints on one loop, a job of its own for each pair."""
-
-    loop: LoopThread
-    above: LinkEndpoint
-    below: LinkEndpoint
-    port: int
-    """The TCP port that the upper side would dial."""
-    way: dict[str, Any] = field(default_factory=dict)
-    """What the terms say of the way."""
-    links: list[Link] = field(default_factory=list)
-
-    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
-        job = new_job("pair")
-        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        downstream_end = self.above.dial(
-            upper_terms(job, self.port, inbox=at_upstream, contract=upper or frame_contract, **self.way)
-        )
-        upstream_end = self.below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract, **self.way))
-        self.links += [downstream_end, upstream_end]
-        return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
-
-
-@dataclass
-class LocalPairs:
-    """Makes pairs inside this process."""
-
-    links: list[Link] = field(default_factory=list)
-
-    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:  # noqa: ARG002
-        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        upstream, downstream = LocalLink("stage 1", at_downstream), LocalLink("stage 0", at_upstream)
-        return Pair(upstream, downstream, at_upstream, at_downstream)
+def local_pair(_: FrameContract, upper: FrameContract | None = None) -> Pair:
+    """Return both ends inside this process."""
+    at_upstream, at_downstream = Inbox(), Inbox()
+    return Pair(LocalLink("stage 1", at_downstream), LocalLink("stage 0", at_upstream), at_upstream, at_downstream)
 
 
 WAYS = {"grpc": "TCP with TLS", "unix": "unix socket", "plain": "plain TCP", "attached": "TCP with TLS"}
@@ -144,13 +105,17 @@ def remote_pairs(way: str, request: pytest.FixtureRequest) -> Iterator[PairMaker
     """Make both ends over sockets. `upstream` belongs to stage 0, `downstream` to stage 1."""
     endpoints: Endpoints = request.getfixturevalue("node_endpoints" if way == "unix" else "endpoints")
     # For unix sockets nobody listens at the TCP port.
-    port = NOBODY_LISTENS if way == "unix" else endpoints[2].port
-    terms: dict[str, dict[str, Any]] = {"plain": {"is_plain": True}, "attached": {"attach": GlooAttach()}}
-    maker = RemotePairs(*endpoints, port, terms.get(way, {}))
-    with structlog.testing.capture_logs() as logs:
-        yield maker
-        for link in maker.links:
-            link.close()
+    port = NOBODY_LISTENS if way == "unix" else None
+    ways: dict[str, dict[str, Any]] = {"plain": {"is_plain": True}, "attached": {"attach": GlooAttach()}}
+    with structlog.testing.capture_logs() as logs, ExitStack() as stack:
+
+        def make(frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
+            terms, changes = {"contract": frame_contract, **ways.get(way, {})}, {"contract": upper or frame_contract}
+            made = stack.enter_context(RemotePair(endpoints, port=port, upper=changes, **terms))
+            return Pair(made.upper, made.lower, made.at_upper, made.at_lower)
+
+        yield make
+        stack.close()
     assert not any(entry["event"] == "cards_not_linked" for entry in logs)
     assert {entry["way"] for entry in logs if entry["event"] == "link_opened"} == {WAYS[way]}
 
@@ -166,7 +131,7 @@ def make_remote_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
 def make_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
     """Both ends, over each transport."""
     if request.param == "local":
-        yield LocalPairs()
+        yield local_pair
         return
     with remote_pairs(request.param, request) as maker:
         yield maker
@@ -186,13 +151,10 @@ def test_frames_arrive_in_order_and_unchanged(make_pair: PairMaker) -> None:
 def test_every_kind_travels_its_way(make_pair: PairMaker) -> None:
     """Activations and clip totals go down, gradients and squares (of any number of layers) go up."""
     pair = make_pair(contract())
-    total = Frame(
-        FrameKind.NORM_TOTAL, GENERATION, Batch(3), MicrobatchIndex(0), (torch.tensor(2.5, dtype=torch.float64),)
-    )
     squares = Frame(
         FrameKind.NORM_SQUARES, GENERATION, Batch(3), MicrobatchIndex(0), (torch.rand(4, dtype=torch.float64),)
     )
-    for frame in (activation(3), total):
+    for frame in (activation(3), total(3)):
         pair.upstream.send(frame)
         assert_same(pair.at_downstream.get(timeout=DEADLINE_S), frame)
     for frame in (gradient(3), squares):
@@ -215,20 +177,11 @@ def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
     """A frame of 16 MiB and a bit, followed by a small one."""
     shape = (4, 1024, 1025)
     pair = make_pair(contract(shape=shape))
-    large = Frame(
-        FrameKind.ACTIVATION,
-        GENERATION,
-        Batch(0),
-        MicrobatchIndex(0),
-        (pattern(torch.float32, shape), pattern(torch.int64, (2, 3))),
-    )
-    total = Frame(
-        FrameKind.NORM_TOTAL, GENERATION, Batch(0), MicrobatchIndex(0), (torch.tensor(1.0, dtype=torch.float64),)
-    )
+    large = activation(0, shape=shape)
     pair.upstream.send(large)
-    pair.upstream.send(total)
+    pair.upstream.send(total())
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), large)
-    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), total)
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), total())
 
 
 def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_remote_pair: PairMaker) -> None:
@@ -266,11 +219,10 @@ def test_close_delivers_what_was_sent_and_tells_the_peer(make_remote_pair: PairM
     pair.upstream.close()
     pair.upstream.close()
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(1))
-    lost = pair.at_downstream.get(timeout=DEADLINE_S)
-    assert isinstance(lost, LinkLost)
-    assert lost.peer == pair.downstream.peer
-    assert "stage 0" in lost.peer
-    assert lost.reason
+    told = lost(pair.at_downstream)
+    assert told.peer == pair.downstream.peer
+    assert "stage 0" in told.peer
+    assert told.reason
 
 
 def test_nothing_arrives_after_close(make_remote_pair: PairMaker) -> None:
@@ -280,7 +232,7 @@ def test_nothing_arrives_after_close(make_remote_pair: PairMaker) -> None:
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
     pair.upstream.close()
     pair.downstream.send(gradient(0))
-    assert isinstance(pair.at_downstream.get(timeout=DEADLINE_S), LinkLost)
+    lost(pair.at_downstream)
     pair.downstream.close()
     assert pair.at_upstream.empty()
 
@@ -294,7 +246,7 @@ def test_a_neighbour_that_sends_without_end_is_lost(make_remote_pair: PairMaker)
     arrived: list[Frame | LinkLost] = []
     while not (arrived and isinstance(arrived[-1], LinkLost)):
         arrived.append(pair.at_downstream.get(timeout=DEADLINE_S))
-    *frames, lost = arrived
+    *frames, last = arrived
     assert 2 <= len(frames) <= 2 * SLACK + MAX_VIOLATIONS
-    assert isinstance(lost, LinkLost)
-    assert "frames that nobody has used" in lost.reason
+    assert isinstance(last, LinkLost)
+    assert "frames that nobody has used" in last.reason

@@ -9,59 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
 
 from headway.daemon.worker.neighbours import Neighbours
-from headway.stages.ids import Batch, Generation, MicrobatchIndex
-from headway.stages.links.endpoint import LinkEndpoint
-from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.link import FrameKind, LinkLost
 from headway.stages.links.stream_link import StreamLink
-from tests.integration.links.conftest import Endpoints
-from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
 from tests.rigs.gloo_attach import GlooAttach
 from tests.rigs.tcp_proxy import TcpProxy, Way
+from tests.rigs.two_sides import DEADLINE_S, MAX_BYTES, Endpoints, Inbox, Pair, frame_of, heard, lost, lower_terms
 
-DEADLINE_S = 30.0
-GENERATION = Generation(3)
-MAX_BYTES = 4 << 20
 NUM_FRAMES = 24
-Inbox = queue.SimpleQueue[Frame | LinkLost]
-
-
-def make_frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
-    """Bytes that depend on the place of the frame and within it."""
-    values = (torch.arange(num_bytes) * 31 + batch).to(torch.uint8)
-    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (values,))
-
-
-@dataclass
-class Pair:
-    """Both ends of a link through a proxy."""
-
-    above: LinkEndpoint
-    below: LinkEndpoint
-    upper: StreamLink
-    lower: StreamLink
-    at_upper: Inbox
-    at_lower: Inbox
-
-    def exchange(self, num_bytes: list[int], *, pause: Callable[[], object] = lambda: None) -> None:
-        """So many frames both ways, and each is compared as it arrives."""
-        for batch, size in enumerate(num_bytes):
-            self.upper.send(make_frame(FrameKind.ACTIVATION, batch, size))
-            self.lower.send(make_frame(FrameKind.GRADIENT, batch, size))
-            pause()
-        for inbox, kind in ((self.at_lower, FrameKind.ACTIVATION), (self.at_upper, FrameKind.GRADIENT)):
-            for batch, size in enumerate(num_bytes):
-                received, sent = inbox.get(timeout=DEADLINE_S), make_frame(kind, batch, size)
-                assert isinstance(received, Frame), received
-                assert (received.kind, received.batch) == (kind, batch)
-                assert torch.equal(received.tensors[0], sent.tensors[0])
-            assert inbox.empty()
 
 
 @dataclass
@@ -74,19 +33,8 @@ class Pairs:
     made: list[Pair] = field(default_factory=list)
 
     def __call__(self, *, resume_timeout_s: float = DEADLINE_S) -> Pair:
-        _, above, below = self.endpoints
-        at_upper, at_lower = Inbox(), Inbox()
-        form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
-        contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
-        job = new_job("resume")
-        about: dict[str, Any] = {
-            "generation": GENERATION,
-            "silence": timedelta(seconds=resume_timeout_s),
-            "attach": self.attach,
-        }
-        lower = below.accept(lower_terms(job, inbox=at_lower, contract=contract, **about))
-        upper = above.dial(upper_terms(job, self.proxy.port, inbox=at_upper, contract=contract, **about))
-        pair = Pair(above, below, upper, lower, at_upper, at_lower)
+        silence = timedelta(seconds=resume_timeout_s)
+        pair = Pair(self.endpoints, port=self.proxy.port, silence=silence, attach=self.attach)
         self.made.append(pair)
         pair.exchange([1])
         return pair
@@ -107,8 +55,7 @@ def make_pair(endpoints: Endpoints, proxy: TcpProxy, request: pytest.FixtureRequ
     assert pairs.attach is None or (pairs.attach.num_opened > 4 and not pairs.attach.stuck)
     proxy.heal()
     for pair in pairs.made:
-        pair.upper.close()
-        pair.lower.close()
+        pair.__exit__()
 
 
 def random_sizes(seed: int) -> list[int]:
@@ -183,8 +130,7 @@ def test_an_outage_that_lasts_too_long_ends_the_link_on_both_sides(make_pair: Pa
     begun_at = time.monotonic()
     proxy.cut()
     for inbox, link in ((pair.at_upper, pair.upper), (pair.at_lower, pair.lower)):
-        told = inbox.get(timeout=DEADLINE_S)
-        assert isinstance(told, LinkLost)
+        told = lost(inbox)
         assert told.peer == link.peer
         assert told.reason.startswith("not resumed within 1.5 s: ")
     assert 1.4 < time.monotonic() - begun_at < 20
@@ -193,16 +139,14 @@ def test_an_outage_that_lasts_too_long_ends_the_link_on_both_sides(make_pair: Pa
 def test_a_closed_link_is_not_retried_and_its_last_frames_arrive(make_pair: Pairs, proxy: TcpProxy) -> None:
     """One side says its last frames and closes; the network breaks then: the frames and the goodbye still come."""
     pair = make_pair()
-    frames = [make_frame(FrameKind.ACTIVATION, batch, 1 << 20) for batch in range(8)]
+    frames = [frame_of(FrameKind.ACTIVATION, batch, 1 << 20) for batch in range(8)]
     for sent in frames:
         pair.upper.send(sent)
     pair.upper.close()
     proxy.reset()
     for sent in frames:
-        received = pair.at_lower.get(timeout=DEADLINE_S)
-        assert isinstance(received, Frame)
-        assert torch.equal(received.tensors[0], sent.tensors[0])
-    assert pair.at_lower.get(timeout=5) == LinkLost(pair.lower.peer, "the peer closed the link")
+        assert torch.equal(heard(pair.at_lower).tensors[0], sent.tensors[0])
+    assert lost(pair.at_lower) == LinkLost(pair.lower.peer, "the peer closed the link")
     assert pair.at_upper.empty()
 
 
@@ -282,9 +226,7 @@ def test_a_link_that_is_cancelled_while_it_breaks_is_broken(endpoints: Endpoints
     """While the link puts away what served a stream, gRPC cancels the call: it must know since when it has
     no stream, because from then on its deadline counts."""
     loop = endpoints[0]
-    contract = FrameContract({FrameKind.ACTIVATION: (TensorForm(torch.uint8, (1,)),)}, 4)
-    inbox = Inbox()
-    link = StreamLink(loop, lower_terms("j", inbox=inbox, contract=contract))
+    link = StreamLink(loop, lower_terms("j", inbox=Inbox()))
 
     async def serve(stream: _Breaking) -> None:
         async with link.turn() as turn:

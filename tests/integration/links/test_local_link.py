@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import queue
 import random
 import socket
 import stat
@@ -14,86 +13,30 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import structlog
-import torch
 
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
-from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links import endpoint, streams
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_codec import LENGTH
-from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.link import Frame, FrameKind, LinkLost
-from headway.stages.links.stream_link import StreamLink
 from headway.stages.links.streams import MAX_CONNECTIONS, LocalPlace
 from headway.stages.sockets import local_socket
 from headway.stages.sockets.local_socket import connect_locally, listen_locally, socket_path
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints
-from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
+from tests.integration.links.conftest import NOBODY_LISTENS
+from tests.rigs.two_sides import DEADLINE_S, MAX_BYTES, Endpoints, Inbox, Pair, dial, lost
 
-DEADLINE_S = 20.0
-MAX_BYTES = 5 << 20
 STRANGER = 65534
-FORM = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
-CONTRACT = FrameContract({FrameKind.ACTIVATION: FORM, FrameKind.GRADIENT: FORM}, 64)
-Inbox = queue.SimpleQueue[Frame | LinkLost]
-
-
-class Pair:
-    """Both ends of a link of one node."""
-
-    def __init__(
-        self, endpoints: Endpoints, job: str, *, port: int = NOBODY_LISTENS, incarnation: str = "below"
-    ) -> None:
-        _, above, below = endpoints
-        self.at_upper, self.at_lower = Inbox(), Inbox()
-        self.lower = below.accept(lower_terms(job, inbox=self.at_lower, contract=CONTRACT))
-        terms = upper_terms(job, port, inbox=self.at_upper, contract=CONTRACT, peer_incarnation=incarnation)
-        self.upper: StreamLink = above.dial(terms)
-
-    def __enter__(self) -> "Pair":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.upper.close()
-        self.lower.close()
-
-    def exchange(self, sizes: list[int]) -> None:
-        """Send frames both ways at once, and compare each bit that arrives."""
-        for batch, size in enumerate(sizes):
-            self.upper.send(frame(FrameKind.ACTIVATION, batch, size))
-            self.lower.send(frame(FrameKind.GRADIENT, batch, size))
-        for inbox, kind in ((self.at_lower, FrameKind.ACTIVATION), (self.at_upper, FrameKind.GRADIENT)):
-            for batch, size in enumerate(sizes):
-                received, sent = inbox.get(timeout=DEADLINE_S), frame(kind, batch, size)
-                assert isinstance(received, Frame), received
-                assert (received.kind, received.batch) == (kind, batch)
-                assert torch.equal(received.tensors[0], sent.tensors[0])
-
-
-def frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
-    """Bytes that depend on the place of the frame and within it."""
-    values = (torch.arange(num_bytes) * 31 + batch + len(kind.name)).to(torch.uint8)
-    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (values,))
-
-
-def lost(inbox: Inbox) -> LinkLost:
-    """Return what must come next."""
-    item = inbox.get(timeout=DEADLINE_S)
-    assert isinstance(item, LinkLost), item
-    return item
 
 
 def test_a_cut_stream_resumes(node_endpoints: Endpoints) -> None:
     """The stream breaks amid large frames, again and again: every frame comes once, in order, unchanged."""
     _, above, below = node_endpoints
-    with Pair(node_endpoints, "cut") as pair:
+    with Pair(node_endpoints, port=NOBODY_LISTENS) as pair:
         pair.exchange([1])
         for number in range(6):
             (above, below)[number % 2].cut(timedelta(0))
@@ -106,7 +49,7 @@ def test_without_a_socket_the_link_goes_over_tcp(node_endpoints: Endpoints, node
     path = path_of(node_folder, "below")
     path.rename(path.with_suffix(".away"))
     try:
-        with Pair(node_endpoints, "tcp", port=node_endpoints[2].port) as pair:
+        with Pair(node_endpoints) as pair:
             pair.exchange([1, MAX_BYTES])
     finally:
         path.with_suffix(".away").rename(path)
@@ -115,8 +58,7 @@ def test_without_a_socket_the_link_goes_over_tcp(node_endpoints: Endpoints, node
 def test_a_peer_of_another_node_is_dialled_over_tcp(node_endpoints: Endpoints) -> None:
     """A socket of the peer's name does not count when the peer is of another node: its certificate has to prove it."""
     inbox, soon = Inbox(), timedelta(seconds=0.3)
-    terms = upper_terms("other", NOBODY_LISTENS, inbox=inbox, contract=CONTRACT, peer_node="elsewhere")
-    link = node_endpoints[1].dial(replace(terms, first_contact=soon))
+    link = dial(node_endpoints[1], NOBODY_LISTENS, "other", inbox, peer_node="elsewhere", first_contact=soon)
     assert "UNAVAILABLE" in lost(inbox).reason
     link.close()
 
@@ -125,7 +67,7 @@ def test_the_hello_stays_in_force(node_endpoints: Endpoints, node_folder: Path) 
     """A link that is meant for another process is refused with the reason, at once."""
     another = path_of(node_folder, "another")
     another.symlink_to(path_of(node_folder, "below"))
-    with Pair(node_endpoints, "hello", incarnation="another") as pair:
+    with Pair(node_endpoints, port=NOBODY_LISTENS, upper={"peer_incarnation": "another"}) as pair:
         assert "another process listens here now" in lost(pair.at_upper).reason
     another.unlink()
 
@@ -211,19 +153,25 @@ def test_the_longest_runtime_folder_has_room_for_a_socket() -> None:
     assert socket_path(Path("/" + "x" * (MAX_RUNTIME_DIR_BYTES - 1)), uuid.uuid4().hex) is not None
 
 
-def test_a_stopped_endpoint_leaves_no_socket(
+def test_a_stopped_endpoint_leaves_no_socket_and_what_is_not_its_own(
     identity: TlsIdentity, node_endpoints: Endpoints, node_folder: Path
 ) -> None:
-    """Its file goes with it, so nobody dials it."""
-    place = LocalPlace("node", node_folder)
-    end = LinkEndpoint(
-        loop=node_endpoints[0], identity=identity, host="127.0.0.1", incarnation="short-lived", protocol=1, local=place
-    )
-    end.start()
-    path = path_of(node_folder, "short-lived")
-    assert path.exists()
-    end.stop()
-    assert not path.exists()
+    """Its file goes with it, so nobody dials it. A plain file that somebody has put in its place stays."""
+    loop, path = node_endpoints[0], path_of(node_folder, "short-lived")
+    for is_replaced in (False, True):
+        place = LocalPlace("node", node_folder)
+        end = LinkEndpoint(
+            loop=loop, identity=identity, host="127.0.0.1", incarnation="short-lived", protocol=1, local=place
+        )
+        end.start()
+        assert path.exists()
+        if is_replaced:
+            path.unlink()
+            path.write_text("a note")
+        end.stop()
+        loop.run(asyncio.sleep(0), timeout=timedelta(seconds=DEADLINE_S), what="a turn of the loop")
+        assert path.exists() == is_replaced
+    path.unlink()
 
 
 def test_a_connection_that_cannot_be_taken_costs_itself_alone(
@@ -238,7 +186,7 @@ def test_a_connection_that_cannot_be_taken_costs_itself_alone(
         return connection
 
     monkeypatch.setattr(streams, "enlarged", refuse)
-    with Pair(node_endpoints, "nobufs") as pair:
+    with Pair(node_endpoints, port=NOBODY_LISTENS) as pair:
         pair.exchange([1])
     assert not refusals
 
@@ -284,7 +232,7 @@ def test_a_socket_without_an_answer_gives_way_to_tcp(
     with in_place_of(node_folder, "below") as listener:
         thread = threading.Thread(target=accept, args=(listener,), daemon=True)
         thread.start()
-        with Pair(node_endpoints, f"silent-{len(answer)}", port=node_endpoints[2].port) as pair:
+        with Pair(node_endpoints) as pair:
             pair.exchange([1])
         thread.join(DEADLINE_S)
     assert len(accepted) == 1
@@ -293,7 +241,7 @@ def test_a_socket_without_an_answer_gives_way_to_tcp(
 
 def test_a_thousand_connections_harm_no_link(node_endpoints: Endpoints, node_folder: Path) -> None:
     """A process of this user connects without end and says garbage: few are held, few lines are logged, links work."""
-    with structlog.testing.capture_logs() as lines, Pair(node_endpoints, "before") as before:
+    with structlog.testing.capture_logs() as lines, Pair(node_endpoints, port=NOBODY_LISTENS) as before:
         before.exchange([1])
         attack: list[socket.socket] = []
         for number in range(1000):
@@ -301,7 +249,7 @@ def test_a_thousand_connections_harm_no_link(node_endpoints: Endpoints, node_fol
                 attack.append(connect(node_folder))
                 attack[-1].sendall(random.Random(number).randbytes(40) if number % 2 else b"")
         before.exchange([MAX_BYTES])
-        with Pair(node_endpoints, "amid", port=node_endpoints[2].port) as amid:
+        with Pair(node_endpoints) as amid:
             amid.exchange([1])
         hung_up = [is_hung_up(connection, timeout_s=0.001) for connection in attack]
         for connection in attack:
@@ -310,24 +258,6 @@ def test_a_thousand_connections_harm_no_link(node_endpoints: Endpoints, node_fol
     said = [line["event"] for line in lines]
     for event in ("local_link_refused", "local_link_ended", "local_link_failed"):
         assert said.count(event) <= 2, lines
-
-
-def test_a_stopped_endpoint_leaves_what_is_not_its_own(
-    identity: TlsIdentity, node_endpoints: Endpoints, node_folder: Path
-) -> None:
-    """Somebody has put a plain file in the socket's place: it is not this endpoint's to delete."""
-    place = LocalPlace("node", node_folder)
-    end = LinkEndpoint(
-        loop=node_endpoints[0], identity=identity, host="127.0.0.1", incarnation="replaced", protocol=1, local=place
-    )
-    end.start()
-    path = path_of(node_folder, "replaced")
-    path.unlink()
-    path.write_text("a note")
-    end.stop()
-    node_endpoints[0].run(asyncio.sleep(0), timeout=timedelta(seconds=DEADLINE_S), what="a turn of the loop")
-    assert path.read_text() == "a note"
-    path.unlink()
 
 
 def path_of(folder: Path, incarnation: str) -> Path:

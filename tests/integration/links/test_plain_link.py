@@ -1,6 +1,5 @@
 """Plain TCP connections between workers of a private site: who opens one has shown a certificate before."""
 
-import queue
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,12 +13,9 @@ from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_codec import bundle
-from headway.stages.links.link import Frame
 from headway.stages.sockets.own_sockets import own_sockets
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
-from tests.integration.links.conftest import Endpoints
-from tests.integration.links.two_sides import new_job
-from tests.rigs.grpc_link import DEADLINE_S, GENERATION, Inbox, accept, dial, total
+from tests.rigs.two_sides import DEADLINE_S, GENERATION, Endpoints, Inbox, accept, dial, heard, new_job, total
 
 HOST = "127.0.0.1"
 
@@ -136,7 +132,7 @@ def test_where_no_plain_connection_comes_through_the_link_has_tls(
         accepted = accept(below, job, lower, is_plain=True)
         link = dial(endpoints[1], below.port, job, upper, is_plain=True)
         link.send(total())
-        assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+        heard(lower)
     assert [entry["way"] for entry in logs if entry["event"] == "link_opened"] == ["TCP with TLS"]
     link.close()
     accepted.close()
@@ -144,19 +140,19 @@ def test_where_no_plain_connection_comes_through_the_link_has_tls(
 
 def test_a_plain_link_resumes(endpoints: Endpoints, below: LinkEndpoint) -> None:
     """Its stream is cut: it comes back, plain, with another token. One side is deaf for a while: it comes back."""
-    upper, lower = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+    upper, lower = Inbox(), Inbox()
     job = new_job("resumed")
     with structlog.testing.capture_logs() as logs:
         accepted = accept(below, job, lower, is_plain=True)
         link = dial(endpoints[1], below.port, job, upper, is_plain=True)
         for _ in range(3):
             link.send(total())
-            assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+            heard(lower)
             below.cut(timedelta(0))
     assert link.num_resumed >= 1
     assert {entry["way"] for entry in logs if entry["event"] == "link_opened"} == {"plain TCP"}
     below.deafen(timedelta(seconds=3))
     link.send(total())
-    assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+    heard(lower)
     link.close()
     accepted.close()

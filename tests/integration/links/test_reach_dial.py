@@ -15,7 +15,7 @@ from headway.daemon.net.reach_target import Target
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.conftest import Endpoints
+from tests.rigs.two_sides import Endpoints
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import MUCH_BYTES, PATIENCE, TICK, StreamLink
-from tests.integration.links.two_sides import lower_terms
+from tests.rigs.two_sides import lower_terms
 
 GENERATION = Generation(1)
 TIMEOUT = timedelta(seconds=10)
