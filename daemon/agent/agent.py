@@ -53,13 +53,12 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster import transaction
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import checkpoint_ailment, data_ailment, seen_key
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.cluster.transaction import Compare
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.net.reach_target import Reach
@@ -91,12 +90,7 @@ replaced.
 class Surroundings:
     """The collaborators of one node's agent, during one incarnation."""
 
-    node: str
-    incarnation: str
-    lease_id: Callable[[], int]
-    """The node's present lease: after a lost lease the node takes another."""
-    etcd: EtcdClient
-    view: ClusterView
+    member: Member
     store: StateStore
     library: DataLibrary
     client: NodeClient
@@ -120,12 +114,12 @@ class OwnRecords:
         self._on_change = on_change
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
-        self._epoch = around.view.epoch
+        self._epoch = around.member.view.epoch
 
     def look_at_epoch(self) -> None:
         """Forget earlier writes if etcd was restored from a backup: their revisions mean nothing then."""
-        if self._around.view.epoch != self._epoch:
-            self._epoch = self._around.view.epoch
+        if self._around.member.view.epoch != self._epoch:
+            self._epoch = self._around.member.view.epoch
             self._written.clear()
 
     def conditions(self, step: Step) -> list[Compare]:
@@ -133,24 +127,24 @@ class OwnRecords:
         if not isinstance(step, Register):
             return []
         keys = (Keys.of(step.job, leaf) for leaf in step.rests_on)
-        return [Compare.unchanged(key, self._around.view.revision_of(key)) for key in keys]
+        return [Compare.unchanged(key, self._around.member.view.revision_of(key)) for key in keys]
 
     async def write(self, step: Register, conditions: list[Compare]) -> None:
         """Write a record. Raises ConflictError when what it rests on has changed."""
         around, key = self._around, step.key
         change: transaction.Change = transaction.Delete(key)
-        if step.job not in around.view.jobs:
+        if step.job not in around.member.view.jobs:
             raise ConflictError(key, "was removed")
         if step.record is not None:
-            lease_id = around.lease_id() if step.is_leased else 0
+            lease_id = around.member.lease_id() if step.is_leased else 0
             change = transaction.Put(key, encode(step.record), lease_id)
-        self._remember(key, await around.etcd.transaction(conditions, [change]))
+        self._remember(key, await around.member.etcd.transaction(conditions, [change]))
         log.info("record_written", key=key)
 
     def is_under_way(self, step: Step) -> bool:
         """Return whether the watch has not yet shown our last write to the step's key."""
-        key = record_key(step, self._around.node)
-        return bool(key) and self._around.view.last_revision_of(key) < self._written.get(key, 0)
+        key = record_key(step, self._around.member.node)
+        return bool(key) and self._around.member.view.last_revision_of(key) < self._written.get(key, 0)
 
     def _remember(self, key: str, revision: int) -> None:
         """Remember a write, so that no step relies on a view that does not show it yet."""
@@ -181,12 +175,12 @@ class Agent:
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
-        self._links = ProvenLinks(around.view, around.reach)
+        self._links = ProvenLinks(around.member.view, around.reach)
         self._records = OwnRecords(around, self._due.set)
         self._steady_since: float | None = None
         self._keeper = StateKeeper(
-            node=around.node,
-            view=around.view,
+            node=around.member.node,
+            view=around.member.view,
             store=around.store,
             client=around.client,
             checkpoint_root=around.checkpoint_root,
@@ -194,11 +188,9 @@ class Agent:
             wrote_late=around.wrote_late,
         )
         around.store.on_change = self._due.set
-        self.progress = ProgressReports(around.view, around.etcd)
-        self.reports = WorkerReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
-        self._readings = ReadingReports(
-            around.library, around.view, around.etcd, node=around.node, lease_id=around.lease_id
-        )
+        self.progress = ProgressReports(around.member)
+        self.reports = WorkerReports(around.member)
+        self._readings = ReadingReports(around.library, around.member)
         self._keeper.access.on_change = self._access_changed
         self.reports.on_silence = self._links.is_silent
 
@@ -268,7 +260,7 @@ class Agent:
 
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Start everything that is due. Return whether a worker has failed by it, so that more may be due."""
-        view = self._around.view
+        view = self._around.member.view
         self._records.look_at_epoch()
         # After an outage some steps wait until every node has registered again: look again then.
         if view.steady_since is not None and view.steady_since != self._steady_since:
@@ -304,7 +296,7 @@ class Agent:
         """Set a goal, or start a task. Return whether a worker has failed by it. Raises the step's errors."""
         # A goal only enters the worker's queue, so it needs no task: what becomes of it is a change of status.
         if isinstance(step, SetGoal):
-            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.member.node)
             before, prepare = supervisor.statuses[step.device_index].goal, step.goal.prepare
             supervisor.set_goal(step.device_index, step.goal)
             if prepare is not None and prepare != before.prepare and prepare.data_paths:
@@ -335,21 +327,21 @@ class Agent:
         for name, reason in self._broken.items():
             if told.get(name) != reason:
                 log.error("job_not_served", job=name, exc_info=broken[name])
-            job = self._around.view.jobs.get(name)
+            job = self._around.member.view.jobs.get(name)
             for plan in filter(None, (job.plan, job.next) if job is not None else ()):
                 run_key = JobGeneration(name, plan.generation)
                 for worker in filter(None, map(node.worker_of, plan.workers)):
                     if run_key in worker.failures:
                         continue
-                    text = f"node {self._around.node} cannot serve this job: {reason}"
+                    text = f"node {self._around.member.node} cannot serve this job: {reason}"
                     supervisor.fail(worker.device_index, run_key, text)
 
     def _may_begin(self, step: Step) -> bool:
         """Return whether no running step claims an object of this step, and the pause after its last failure
         is over.
         """
-        claimed = claims(step, self._around.node)
-        is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
+        claimed = claims(step, self._around.member.node)
+        is_free = all(claimed.isdisjoint(claims(other, self._around.member.node)) for other, _ in self._tasks.values())
         return is_free and name_of(step) not in self._resting and not self._records.is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step], wanted: dict[StateKey, Fetch]) -> None:
@@ -374,12 +366,14 @@ class Agent:
         self._keeper.forget_what_is_gone()
         self._links.look_again(supervisor.statuses)
         self._missed = {
-            run_key: places for run_key, places in self._missed.items() if not is_over(self._around.view, run_key)
+            run_key: places
+            for run_key, places in self._missed.items()
+            if not is_over(self._around.member.view, run_key)
         }
         self._look_at_jobs()
         return NodeState(
-            name=self._around.node,
-            incarnation=self._around.incarnation,
+            name=self._around.member.node,
+            incarnation=self._around.member.incarnation,
             workers=supervisor.statuses,
             held=self._around.store.contents,
             durable=self._keeper.durable,
@@ -404,7 +398,7 @@ class Agent:
 
     def _look_at_jobs(self) -> None:
         """Record all jobs' plans in force, and the data that they may open."""
-        jobs = self._around.view.jobs.values()
+        jobs = self._around.member.view.jobs.values()
         kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
         self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
         for job in jobs:
@@ -416,7 +410,7 @@ class Agent:
 
     def _spec(self, job: str) -> JobSpec:
         """Return a job's spec. Raises RecoveryError when the job was removed after the step became due."""
-        view = self._around.view.jobs.get(job)
+        view = self._around.member.view.jobs.get(job)
         if view is None or view.spec is None:
             raise RecoveryError(job, "was removed")
         return view.spec
@@ -425,7 +419,7 @@ class Agent:
 
     async def _carry_out(self, step: Step, supervisor: Supervisor, conditions: list[Compare]) -> None:
         try:
-            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.member.node)
             await self._do(step, conditions)
             self._failures.succeeded(name_of(step))
         except (ConflictError, LeaseLostError):
@@ -452,7 +446,9 @@ class Agent:
             damaged = ""
             if isinstance(step, Fetch) and isinstance(error, DamagedCopyError) and not step.key.is_of_origin:
                 damaged = step.checkpoint_url
-            supervisor.fail(step.device_index, step.run_key, f"node {self._around.node}: {reason}", damaged=damaged)
+            supervisor.fail(
+                step.device_index, step.run_key, f"node {self._around.member.node}: {reason}", damaged=damaged
+            )
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 

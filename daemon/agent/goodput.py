@@ -9,12 +9,11 @@ from typing import Final
 
 from headway.daemon.agent.node_reports import Reports, interval_s
 from headway.daemon.agent.profiling import has_moved, profile_of, with_demand
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord
 from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.cluster.transaction import Compare
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
 
@@ -174,13 +173,13 @@ def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
 class WorkerReports:
     """`run` writes what the workers' heartbeats tell: once for every worker that has news."""
 
-    def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
+    def __init__(self, member: Member) -> None:
         self.book = GoodputBook()
         self.on_silence: Callable[[JobGeneration, int], None] = lambda *_: None
         """Called with the plan and the position of a neighbour from which a worker of ours hears nothing."""
-        self._view = view
-        self._node = node
-        self._reports = Reports(view, etcd, lease_id=lease_id)
+        self._view = member.view
+        self._node = member.node
+        self._reports = Reports(member)
 
     async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index.

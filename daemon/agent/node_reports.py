@@ -16,13 +16,12 @@ import structlog
 
 from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.blobs.library import DataLibrary
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProgressRecord, ReadingRecord
 from headway.daemon.cluster.records import Phase
 from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.worker.goal import BatchDone, Progress
 
@@ -44,10 +43,10 @@ class Reports:
     gone. The view does not tell: it has the leader's records at the leader alone.
     """
 
-    def __init__(self, view: ClusterView, etcd: EtcdClient, *, lease_id: Callable[[], int]) -> None:
-        self._view = view
-        self._etcd = etcd
-        self._lease_id = lease_id
+    def __init__(self, member: Member, *, are_leased: bool = True) -> None:
+        """are_leased: whether the records go with the node's lease."""
+        self._member = member
+        self._are_leased = are_leased
         self._written: dict[str, Any] = {}
         """What etcd has, by key, under the lease and in the epoch of `_written_in`."""
         self._written_in = (0, 0)
@@ -81,7 +80,7 @@ class Reports:
         changes: list[Change] = [Put(key, encode(record), place[0]) for key, record in records.items()]
         changes += map(Delete, without)
         try:
-            await self._etcd.transaction(conditions, changes)
+            await self._member.etcd.transaction(conditions, changes)
         except (ConflictError, LeaseLostError):
             return False  # what they tell of has changed, or the node is about to register again
         except StoreError as error:
@@ -93,7 +92,7 @@ class Reports:
         return True
 
     def _place(self) -> tuple[int, int]:
-        return self._lease_id(), self._view.epoch
+        return self._member.lease_id() if self._are_leased else 0, self._member.view.epoch
 
 
 PROGRESS_PERIOD_S = 1.0
@@ -103,9 +102,9 @@ MAX_RECENT = 256
 class ProgressReports:
     """Collects progress of any number of jobs; `run` writes the newest of each, which outlives the node's lease."""
 
-    def __init__(self, view: ClusterView, etcd: EtcdClient) -> None:
-        self._view = view
-        self._reports = Reports(view, etcd, lease_id=lambda: 0)
+    def __init__(self, member: Member) -> None:
+        self._view = member.view
+        self._reports = Reports(member, are_leased=False)
         self._entries: dict[tuple[str, int], deque[BatchDone]] = {}
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
@@ -195,16 +194,11 @@ Look = Callable[[], ReadingRecord | None]
 class ReadingReports:
     """The reports of one node."""
 
-    def __init__(
-        self, library: DataLibrary, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]
-    ) -> None:
+    def __init__(self, library: DataLibrary, member: Member) -> None:
         self._library = library
-        self._view = view
+        self._member = member
         self._seen: set[str] = set()
         """Submissions whose data was checked."""
-        self._etcd = etcd
-        self._node = node
-        self._lease_id = lease_id
         self._told: set[str] = set()
         """Keys that etcd may have: of running reads, and of records that could not be withdrawn."""
         self._looks: dict[str, list[Look]] = {}
@@ -216,8 +210,8 @@ class ReadingReports:
             for key in self._told - self._looks.keys():
                 if key not in self._looks:  # nor since the last record was withdrawn
                     await self._take_back(key)
-            self._seen &= {job.uid for job in self._view.jobs.values()}
-            for job in list(self._view.jobs.values()):
+            self._seen &= {job.uid for job in self._member.view.jobs.values()}
+            for job in list(self._member.view.jobs.values()):
                 if self._computes(job) and job.spec is not None and not job.refusal and job.uid not in self._seen:
                     self._seen.add(job.uid)
                     for part in job.spec.data.parts:
@@ -226,12 +220,12 @@ class ReadingReports:
 
     def _computes(self, job: JobView) -> bool:
         stages = job.plan.workers if job.plan is not None and job.phase.phase is Phase.RUNNING else ()
-        return any(stage.node == self._node for stage in stages)
+        return any(stage.node == self._member.node for stage in stages)
 
     @asynccontextmanager
     async def telling(self, job: str, look: Look) -> AsyncIterator[None]:
         """Report while the body reads for a job. A read shorter than READING_PERIOD_S leaves no trace."""
-        key = Keys.reading(job, self._node)
+        key = Keys.reading(job, self._member.node)
         telling = asyncio.create_task(self._tell(job, key, look), name=f"reading of {job}")
         self._looks.setdefault(key, []).append(look)
         try:
@@ -257,7 +251,7 @@ class ReadingReports:
         self._told.discard(key)  # first, because another read may note it again
         try:
             with suppress(StoreError):
-                await self._etcd.transaction([], [Delete(key)])
+                await self._member.etcd.transaction([], [Delete(key)])
                 is_done = True
         finally:
             self._told |= set() if is_done else {key}
@@ -284,6 +278,6 @@ class ReadingReports:
             if record is None or self._first(key) is not look:
                 continue
             with suppress(StoreError):
-                put = Put(key, encode(record), self._lease_id())
+                put = Put(key, encode(record), self._member.lease_id())
                 self._told.add(key)
-                await self._etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])
+                await self._member.etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])

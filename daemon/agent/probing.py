@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -23,13 +23,12 @@ from headway.daemon.agent.node_reports import Reports, interval_s
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Compare
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.plan.link_choice import neighbours
 from headway.daemon.plan.paths import RelayedWays
 from headway.stages.errors import PeerError
@@ -182,24 +181,13 @@ async def _transfer_s(client: NodeClient, endpoint: NodeEndpoint, num_bytes: int
 class Probing:
     """`run` measures each due peer, one by one."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        incarnation: str,
-        etcd: EtcdClient,
-        cluster: ClusterWatch,
-        client: NodeClient,
-        lease_id: Callable[[], int],
-    ) -> None:
-        self._node = node
-        self._incarnation = incarnation
-        self._cluster = cluster
+    def __init__(self, member: Member, client: NodeClient) -> None:
+        self._member = member
         self._client = client
         self._found: dict[PeerWay, LinkProbe] = {}
         self._due_at: dict[PeerWay, float] = {}
         self._peers: dict[PeerWay, NodeRecord] = {}
-        self._reports = Reports(cluster.view, etcd, lease_id=lease_id)
+        self._reports = Reports(member)
         self._began_at: float | None = None
         """Time of the first look."""
 
@@ -214,8 +202,8 @@ class Probing:
             await self._write(is_complete=len(due) <= 1)
 
     def _peers_now(self) -> dict[PeerWay, NodeRecord]:
-        view = self._cluster.view
-        peers = peers_by_way(view, self._node)
+        view = self._member.view
+        peers = peers_by_way(view, self._member.node)
         if peers != self._peers:
             self._peers = peers
             self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
@@ -244,7 +232,7 @@ class Probing:
         While some peers are still to be measured, news waits for them: it is then one record.
         """
         probes = {way.name: probe for way, probe in sorted(self._found.items())}
-        key, now, num_nodes = Keys.probes(self._node), time.monotonic(), len(self._cluster.view.nodes)
+        key, now, num_nodes = Keys.probes(self._member.node), time.monotonic(), len(self._member.view.nodes)
         if self._began_at is None:  # in a large cluster many nodes may have come at once
             self._began_at = now
         age_s, known = self._reports.age_s(key, now), self._reports.known(key)
@@ -252,10 +240,10 @@ class Probing:
             not is_complete and now < self._began_at + interval_s(0.0, num_nodes)
         )
         before = known.peers if known is not None and age_s < REWRITTEN_S else {}
-        if is_too_early or not has_moved(before, probes) or not self._cluster.is_reachable:
+        if is_too_early or not has_moved(before, probes) or not self._member.cluster.is_reachable:
             return
-        record = ProbeRecord(incarnation=self._incarnation, peers=probes)
-        await self._reports.write({key: record}, [Compare.present(Keys.node(self._node))], now=now)
+        record = ProbeRecord(incarnation=self._member.incarnation, peers=probes)
+        await self._reports.write({key: record}, [Compare.present(Keys.node(self._member.node))], now=now)
 
 
 @lru_cache(maxsize=MAX_LOTS)

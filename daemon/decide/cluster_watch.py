@@ -378,3 +378,21 @@ async def log_plans(cluster: ClusterWatch) -> None:
     while True:
         seen = await cluster.changed(seen)
         plan_log.note(cluster.view)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node as a member of its cluster, for one incarnation of its daemon."""
+
+    node: str
+    """Its name."""
+    incarnation: str
+    etcd: EtcdClient
+    cluster: ClusterWatch
+    lease_id: Callable[[], int]
+    """The node's present lease: after a lost lease the node takes another."""
+
+    @property
+    def view(self) -> ClusterView:
+        """Return the cluster as the node sees it."""
+        return self.cluster.view

@@ -16,14 +16,13 @@ import structlog
 
 from headway.daemon.base.activities import SharedWork
 from headway.daemon.base.errors import StoreError
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Compare, Put
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.net.reach_target import MAX_REASON, Target, worker_target
 from headway.proto import control_pb2
 
@@ -214,23 +213,11 @@ class ReachBook:
 class Reaching:
     """`run` dials silent ports again, and writes; `prove` and `link_failed` are for callers that need to know now."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        incarnation: str,
-        etcd: EtcdClient,
-        cluster: ClusterWatch,
-        dial: Callable[[Target], Coroutine[Any, Any, str]],
-        lease_id: Callable[[], int],
-    ) -> None:
+    def __init__(self, member: Member, dial: Callable[[Target], Coroutine[Any, Any, str]]) -> None:
         """dial: returns why a target does not answer; empty: it does."""
-        self._node = node
-        self._incarnation = incarnation
-        self._etcd = etcd
-        self._cluster = cluster
+        self._member = member
+        self._cluster = member.cluster
         self._dial = dial
-        self._lease_id = lease_id
         self._book = ReachBook()
         self._dials: SharedWork[Target, str] = SharedWork(kept_s=0.0)
         self._doubted: set[Target] = set()
@@ -296,20 +283,18 @@ class Reaching:
 
     async def _write(self) -> bool:
         """Write facts that the view does not show yet. While etcd is unreachable, this is retried."""
-        record, shown = self._book.record(self._incarnation), self._cluster.view.reach.get(self._node)
-        if shown is None or shown.incarnation != self._incarnation:
-            shown = ReachRecord(incarnation=self._incarnation)
+        node, incarnation = self._member.node, self._member.incarnation
+        record, shown = self._book.record(incarnation), self._cluster.view.reach.get(node)
+        if shown is None or shown.incarnation != incarnation:
+            shown = ReachRecord(incarnation=incarnation)
         if _undated(shown) == _undated(record):
             self._book.told(now=time.monotonic())
             return True
         if not self._cluster.is_reachable:
             return True
-        alive, put = (
-            Compare.present(Keys.node(self._node)),
-            Put(Keys.reach(self._node), encode(record), self._lease_id()),
-        )
+        put = Put(Keys.reach(node), encode(record), self._member.lease_id())
         try:
-            revision = await self._etcd.transaction([alive], [put])
+            revision = await self._member.etcd.transaction([Compare.present(Keys.node(node))], [put])
         except StoreError as error:
             log.info("reach_not_written", error=str(error))
             return False

@@ -39,7 +39,7 @@ from headway.daemon.cluster.cluster_records import LeaderRecord
 from headway.daemon.cluster.records import IDENTITY, VANISHED, NodeRecord, job_ailment
 from headway.daemon.decide.boundaries import depends_on
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.cluster_watch import ClusterWatch, Member
 from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.plans import PlanCache
 from headway.daemon.decide.retirement import VanishedJobs, vanished_text
@@ -118,6 +118,13 @@ class Membership:
             predecessor=services.memory.last_incarnation,
             answers=self._answers,
         )
+        self._member = Member(
+            node=config.name,
+            incarnation=record.incarnation,
+            etcd=services.etcd,
+            cluster=services.cluster,
+            lease_id=lambda: self._registration.lease_id,
+        )
         self._supervisor: Supervisor | None = None
         self._reaching: Reaching | None = None
         self._state_folder = FileThreads("state folder", num_at_once=1, silence_s=STATE_DIR_SILENCE_S, most_hung=1)
@@ -184,7 +191,9 @@ class Membership:
     async def run(self) -> None:
         """Work until cancelled. Raises InvariantLostError: no other error of an activity ends the daemon."""
         services, registration, activities = self._services, self._registration, self._services.activities
-        self._reaching = reaching = self._reach()
+        client, member = services.client, self._member
+        reaching = Reaching(member, lambda target: dial(target, services.identity, source=member.node))
+        self._reaching, client.unanswered = reaching, reaching.doubt
         agent = self._make_agent(reaching)
         settings = self._worker_settings()
         self._supervisor = supervisor = Supervisor(
@@ -211,8 +220,8 @@ class Membership:
                     "vanished jobs": self._watch_jobs,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
-                    PEER_LIVENESS: self._peer_liveness().run,
-                    "probing": self._probing().run,
+                    PEER_LIVENESS: PeerLiveness(member, client, activities).run,
+                    "probing": Probing(member, client).run,
                     "reaching": reaching.run,
                     "address": self._address_watch(supervisor).run,
                     "device speeds": lambda: self._follow_speeds(supervisor),
@@ -230,28 +239,11 @@ class Membership:
             # Shielded, because a cancelled stop would leave worker processes behind.
             await asyncio.shield(supervisor.stop())
 
-    def _reach(self) -> Reaching:
-        services, registration = self._services, self._registration
-        reaching = Reaching(
-            node=services.config.name,
-            incarnation=self.incarnation,
-            etcd=services.etcd,
-            cluster=services.cluster,
-            dial=lambda target: dial(target, services.identity, source=services.config.name),
-            lease_id=lambda: registration.lease_id,
-        )
-        services.client.unanswered = reaching.doubt
-        return reaching
-
     def _make_agent(self, reaching: Reaching) -> Agent:
-        services, registration = self._services, self._registration
+        services = self._services
         return Agent(
             Surroundings(
-                node=services.config.name,
-                incarnation=self.incarnation,
-                lease_id=lambda: registration.lease_id,
-                etcd=services.etcd,
-                view=services.cluster.view,
+                member=self._member,
                 store=services.store,
                 library=services.library,
                 client=services.client,
@@ -262,27 +254,6 @@ class Membership:
                 wrote_late=self._checkpoint_sweep.wrote_late,
                 remembered=lambda: services.memory.generations,
             )
-        )
-
-    def _probing(self) -> Probing:
-        services, registration = self._services, self._registration
-        return Probing(
-            node=services.config.name,
-            incarnation=self.incarnation,
-            etcd=services.etcd,
-            cluster=services.cluster,
-            client=services.client,
-            lease_id=lambda: registration.lease_id,
-        )
-
-    def _peer_liveness(self) -> PeerLiveness:
-        services = self._services
-        return PeerLiveness(
-            node=services.config.name,
-            etcd=services.etcd,
-            cluster=services.cluster,
-            client=services.client,
-            activities=services.activities,
         )
 
     async def recent_operations(self, device_index: int) -> RecentOperations:

@@ -17,8 +17,7 @@ from headway.daemon.base.activities import Activities
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError, in_one_line
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.cluster.client import EtcdClient
-from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.cluster_watch import Member
 from headway.daemon.node.registration import leases_of
 from headway.stages.errors import PeerError
 
@@ -46,19 +45,9 @@ class PeerLife:
 class PeerLiveness:
     """The streams of one daemon. `run` until cancelled."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        etcd: EtcdClient,
-        cluster: ClusterWatch,
-        client: NodeClient,
-        activities: Activities | None = None,
-    ) -> None:
-        self._node = node
-        self._activities = activities or Activities(node=node)
-        self._etcd = etcd
-        self._cluster = cluster
+    def __init__(self, member: Member, client: NodeClient, activities: Activities) -> None:
+        self._member = member
+        self._activities = activities
         self._client = client
         self._streams: dict[PeerLife, asyncio.Task[None]] = {}
         self._met: set[PeerLife] = set()
@@ -69,7 +58,7 @@ class PeerLiveness:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    seen = self._cluster.version
+                    seen = self._member.cluster.version
                     wanted = self._wanted()
                     self._met &= wanted
                     for peer in self._streams.keys() - wanted:
@@ -78,15 +67,17 @@ class PeerLiveness:
                         name = f"company of {peer.node}"
                         keeping = self._activities.keep(ACTIVITY, partial(self._accompany, peer, group))
                         self._streams[peer] = group.create_task(keeping, name=name)
-                    await self._cluster.changed(seen)
+                    await self._member.cluster.changed(seen)
         finally:
             self._streams.clear()
 
     def _wanted(self) -> set[PeerLife]:
-        view = self._cluster.view
+        view, own = self._member.view, self._member.node
         leader = view.leader.node if view.leader is not None else ""
-        others = view.nodes.values() if leader == self._node else filter(None, [view.nodes.get(leader)])
-        return {PeerLife(node.name, node.incarnation, node.address) for node in others if node.name != self._node}
+        others = view.nodes.values() if leader == own else filter(None, [view.nodes.get(leader)])
+        return {
+            PeerLife(node.name, node.incarnation, node.address) for node in others if node.name != self._member.node
+        }
 
     async def _accompany(self, peer: PeerLife, group: asyncio.TaskGroup) -> None:
         """Follow a daemon until cancelled, because its record is gone or the leader has changed.
@@ -104,7 +95,7 @@ class PeerLiveness:
 
     async def _follow(self, peer: PeerLife) -> None:
         """Follow a daemon's stream until it ends. Raises TimeoutError, PeerError and RecoveryError."""
-        stream = self._client.accompany(NodeEndpoint(peer.node, peer.address), self._node)
+        stream = self._client.accompany(NodeEndpoint(peer.node, peer.address), self._member.node)
         async with asyncio.timeout(FIRST_WORD_S):
             first = await anext(stream, None)
         if first is not None and first.incarnation == peer.incarnation:
@@ -117,9 +108,9 @@ class PeerLiveness:
         """Revoke the leases of the dead daemon's records, if they are still that daemon's."""
         try:
             async with asyncio.timeout(REVOKE_TIMEOUT_S):
-                for lease_id in await leases_of(self._etcd, peer.node, peer.incarnation):
+                for lease_id in await leases_of(self._member.etcd, peer.node, peer.incarnation):
                     log.warning("dead_daemons_lease_revoked", node=peer.node, lease=f"{lease_id:x}")
-                    await self._etcd.revoke_lease(lease_id)
+                    await self._member.etcd.revoke_lease(lease_id)
         except Exception as error:  # then the lease ends by itself
             log.warning("lease_not_revoked", node=peer.node, reason=in_one_line(error))
 

@@ -35,6 +35,7 @@ from headway.daemon.worker.goal import (
     Wrote,
 )
 from headway.stages.spec import ModelSpec
+from tests.rigs.cluster_member import member
 
 LAYERS = ("embed", "block.0", "head")
 PARTS = (*LAYERS, "journal")
@@ -172,9 +173,7 @@ def make_scene(tmp_path: Path, **more: Any) -> Scene:
     store = StateStore(tmp_path / "store", quota_bytes=1000)
     store.open()
     etcd = EtcdOfOneView(view)
-    around = {"etcd": etcd, "library": None, "client": None, "checkpoint_root": tmp_path, "reach": None} | more
-    agent = Agent(
-        Surroundings(node="a", incarnation="a-1", lease_id=lambda: found.lease_id, view=view, store=store, **around)
-    )
-    found = Scene(view, etcd, store, agent)
+    around = {"library": None, "client": None, "checkpoint_root": tmp_path, "reach": None} | more
+    own = member(view=view, etcd=etcd, lease_id=lambda: found.lease_id)
+    found: Scene = Scene(view, etcd, store, Agent(Surroundings(member=own, store=store, **around)))
     return found

@@ -91,7 +91,7 @@ class PairMaker(Protocol):
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair: ...
 
 
-def local_pair(_: FrameContract, upper: FrameContract | None = None) -> Pair:
+def local_pair(frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
     """Return both ends inside this process."""
     at_upstream, at_downstream = Inbox(), Inbox()
     return Pair(LocalLink("stage 1", at_downstream), LocalLink("stage 0", at_upstream), at_upstream, at_downstream)

@@ -23,6 +23,7 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.decide.cluster_view import ClusterView
+from tests.rigs.cluster_member import member
 
 
 def node(name: str, host: str) -> NodeRecord:
@@ -108,8 +109,8 @@ async def test_a_measurement_through_another_relay_than_the_first_is_not_kept(
     monkeypatch.setattr(probing, "measure", measured)
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     client: Any = SimpleNamespace(port_to=lambda _: dialled, close=close)
-    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=view), "lease_id": lambda: 1}
-    found = Probing(node="n0", incarnation="n0-1", client=SimpleNamespace(anew=lambda: client), **around)  # type: ignore[arg-type]
+    around: Any = SimpleNamespace(anew=lambda: client)
+    found = Probing(member("n0", view=view), around)
     way = PeerWay("n1", "n1-1", "host-2:1")
     await found._probe(way, view.nodes["n1"])
     assert found._found == ({way: replace(probe, via="host-2:1")} if is_kept else {})

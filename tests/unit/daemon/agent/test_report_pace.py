@@ -20,9 +20,11 @@ from headway.daemon.cluster.transaction import Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.worker.goal import Heartbeat
 from tests.rigs.blocked_ways import node
+from tests.rigs.cluster_member import member
 from tests.rigs.simulated_cluster import small_spec
 
 NUM_NODES = 400
+NOBODY: Any = None
 PAUSE_S = NUM_NODES / CLUSTER_PER_S
 
 
@@ -63,8 +65,7 @@ def test_all_nodes_together_keep_the_rate() -> None:
 async def test_what_is_gone_with_a_lease_is_written_again() -> None:
     """Another lease, as after an outage: a worker that stands still is not told of in the next interval only."""
     etcd, lease = Etcd(), 1
-    around: Any = etcd
-    reports = WorkerReports(large_view(), around, node="n0", lease_id=lambda: lease)
+    reports = WorkerReports(member("n0", view=large_view(), etcd=etcd, lease_id=lambda: lease))
     beat = Heartbeat(job="j", generation=1, operations=7, seconds={"useful": 1.0})
     reports.book.add(0, beat, now=0.0)
     await reports._write_all()
@@ -80,8 +81,7 @@ async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: 
     """A worker that stands still is news at once, and so is its end."""
     now, etcd = 1000.0, Etcd()
     monkeypatch.setattr(goodput, "time", SimpleNamespace(monotonic=lambda: now))
-    around: Any = etcd
-    reports = WorkerReports(large_view(), around, node="n0", lease_id=lambda: 1)
+    reports = WorkerReports(member("n0", view=large_view(), etcd=etcd))
 
     async def look(*, waiting_for: str = "", num_replayed: int = 0) -> None:
         beat = Heartbeat(
@@ -133,13 +133,7 @@ async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPat
     """Peers are measured one by one: they are told when all are measured, or after a while."""
     now, etcd = 1000.0, Etcd()
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
-    around: dict[str, Any] = {
-        "etcd": etcd,
-        "cluster": SimpleNamespace(view=large_view(), is_reachable=True),
-        "client": None,
-        "lease_id": lambda: 1,
-    }
-    found = Probing(node="n0", incarnation="n0-1", **around)
+    found = Probing(member("n0", view=large_view(), etcd=etcd), NOBODY)
     for index in range(1, 9):
         found._found[probing.PeerWay(f"n{index}", f"n{index}-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
@@ -164,9 +158,7 @@ async def test_in_a_small_cluster_the_first_way_is_told_soon(monkeypatch: pytest
     now, etcd, view = 1000.0, Etcd(), ClusterView()
     view.nodes = {name: node(name) for name in ("n0", "n1", "n2")}
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
-    cluster = SimpleNamespace(view=view, is_reachable=True)
-    around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "client": None, "lease_id": lambda: 1}
-    found = Probing(node="n0", incarnation="n0-1", **around)
+    found = Probing(member("n0", view=view, etcd=etcd), NOBODY)
     for index in range(2):
         found._found[probing.PeerWay("n1", "n1-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
@@ -181,9 +173,7 @@ async def test_ways_that_etcd_has_lost_are_written_again(monkeypatch: pytest.Mon
     now, etcd, view, lease = 1000.0, Etcd(), ClusterView(), 1
     view.nodes = {name: node(name) for name in ("n0", "n1")}
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
-    cluster = SimpleNamespace(view=view, is_reachable=True)
-    around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "client": None, "lease_id": lambda: lease}
-    found = Probing(node="n0", incarnation="n0-1", **around)
+    found = Probing(member("n0", view=view, etcd=etcd, lease_id=lambda: lease), NOBODY)
     found._found[probing.PeerWay("n1", "n1-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
 
     async def num_records() -> int:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,6 @@ from headway.daemon.agent import node_reports as telemetry_reports
 from headway.daemon.agent.node_reports import ProgressReports, ReadingReports
 from headway.daemon.base.errors import ConflictError, StoreUnreachableError
 from headway.daemon.blobs.library import Reading
-from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProgressRecord, ReadingRecord
@@ -20,6 +19,7 @@ from headway.daemon.cluster.transaction import Compare, Delete, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.goal import BatchDone, Progress
+from tests.rigs.cluster_member import member
 
 KEY = Keys.reading("j", "a")
 LEASE = 7
@@ -86,7 +86,7 @@ def library() -> Any:
 
 @pytest.fixture(name="reports")
 def reading_reports(etcd: Etcd, library: Any) -> ReadingReports:
-    return ReadingReports(library, etcd.view, cast(Any, etcd), node="a", lease_id=lambda: LEASE)
+    return ReadingReports(library, member(view=etcd.view, etcd=etcd, lease_id=lambda: LEASE))
 
 
 async def test_what_is_read_is_told_and_taken_back(etcd: Etcd, reports: ReadingReports, library: Any) -> None:
@@ -243,7 +243,7 @@ async def test_the_last_loss_is_written_though_the_plan_is_over() -> None:
     """Batch 29 of 30 arrives when the end has deleted the plan: it replaces batch 19's record."""
     etcd = FakeEtcd()
     before = ProgressRecord(generation=3, batch=19, loss=2.5, tokens_per_second=1.0)
-    reports = ProgressReports(view_of(progress=before), cast(EtcdClient, etcd))
+    reports = ProgressReports(member(view=view_of(progress=before), etcd=etcd))
     await said(reports, etcd, progress(3, 29))
     (record,) = etcd.written
     assert (record.batch, round(record.loss, 6)) == (29, 1.71)
@@ -253,7 +253,7 @@ async def test_a_conflict_is_looked_at_again() -> None:
     """The plan goes while the record is on its way: it is written in the second attempt."""
     etcd = FakeEtcd(num_conflicts=1)
     view = view_of(plan=PlanRecord(generation=3, timeline=1))
-    reports = ProgressReports(view, cast(EtcdClient, etcd))
+    reports = ProgressReports(member(view=view, etcd=etcd))
     reports.add(progress(3, 29))
     task = asyncio.create_task(reports.run())
     async with asyncio.timeout(5):
@@ -283,7 +283,7 @@ async def test_a_batch_that_comes_during_a_write_is_written_at_once(
             return await super().transaction(compare, changes)
 
     etcd = Slow(num_conflicts=num_conflicts)
-    reports = ProgressReports(view, cast(EtcdClient, etcd))
+    reports = ProgressReports(member(view=view, etcd=etcd))
     reports.add(progress(3, 28))
     task = asyncio.create_task(reports.run())
     await asyncio.sleep(0.05)
@@ -304,7 +304,7 @@ async def test_a_batch_that_comes_during_a_write_is_written_at_once(
 async def test_what_is_no_news_is_dropped(records: dict[str, object]) -> None:
     """Another plan is in force or comes, or a newer record is there: an old worker's words change nothing."""
     etcd = FakeEtcd()
-    reports = ProgressReports(view_of(**records), cast(EtcdClient, etcd))
+    reports = ProgressReports(member(view=view_of(**records), etcd=etcd))
     await said(reports, etcd, progress(3, 29))
     assert etcd.written == []
 

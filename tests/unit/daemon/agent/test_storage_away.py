@@ -162,7 +162,7 @@ async def test_opening_data_is_cancelled_when_its_plan_is_dropped(
     library.open = hang
     working = asyncio.create_task(agent._carry_out_steps(worker))
     await asyncio.wait_for(began.wait(), 20)
-    agent._around.view.jobs.clear()
+    agent._around.member.view.jobs.clear()
     agent.cluster_changed()
     await asyncio.wait_for(ended.wait(), 20)
     working.cancel()

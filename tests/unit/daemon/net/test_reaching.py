@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from headway.daemon.net.reaching import (
     ports_of,
 )
 from headway.daemon.worker.control import HEARTBEAT_EVERY_S
+from tests.rigs.cluster_member import member
 
 B = Target(node="b", incarnation="b-1", port=Port.DAEMON, address="b:7001")
 WORKER = Target(node="b", incarnation="b-1", port=Port.WORKER, address="b:7100", device_index=0, worker="b/w0")
@@ -71,8 +71,7 @@ class Place:
             changed=lambda _: asyncio.Event().wait(),
             caught_up=self._caught_up,
         )
-        around: dict[str, Any] = {"etcd": self, "cluster": cluster, "lease_id": lambda: 1}
-        self.reaching = Reaching(node="a", incarnation="a-1", dial=self.dial, **around)
+        self.reaching = Reaching(member(etcd=self, cluster=cluster), self.dial)
 
     async def dial(self, target: Target) -> str:
         self.dialled.append(target)

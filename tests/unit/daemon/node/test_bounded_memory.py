@@ -26,6 +26,7 @@ from headway.daemon.leader.sweeps import CheckpointSweep
 from headway.daemon.worker.goal import Heartbeat
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
+from tests.rigs.cluster_member import member
 
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="", host="", site="x", devices=(), memory_bytes=0, arithmetic_class=""
@@ -90,7 +91,7 @@ async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.M
     async def transaction(*_: object) -> int:
         return 1
 
-    reports = WorkerReports(view, cast(Any, SimpleNamespace(transaction=transaction)), node="a", lease_id=lambda: 1)
+    reports = WorkerReports(member(view=view, etcd=SimpleNamespace(transaction=transaction)))
     for generation in range(1, 101):
         job.plan = PlanRecord(generation=generation, timeline=1, workers=(stage,))
         worker = WorkerRecord(node="a", incarnation=f"w{generation}", address="", pid=1, state=WorkerState.RUNNING)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from headway.daemon.base.activities import Activities
 from headway.daemon.cluster.client import KeyValue
 from headway.daemon.cluster.cluster_records import LeaderRecord
 from headway.daemon.cluster.format import encode
@@ -17,6 +18,7 @@ from headway.daemon.node.peer_liveness import PeerLiveness, is_refused
 from headway.daemon.node.registration import leases_of
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
+from tests.rigs.cluster_member import member
 
 LEASES = {Keys.node("node-1"): 17, Keys.LEADER: 18}
 
@@ -110,9 +112,7 @@ async def test_revoking_a_dead_peers_leases_survives_its_own_effect() -> None:
     """The first lease that ends removes the dead leader from the view; the second is revoked nevertheless."""
     watch = _Watch()
     etcd = _Etcd(watch)
-    peer_liveness = PeerLiveness(
-        node="node-2", etcd=cast(Any, etcd), cluster=cast(Any, watch), client=cast(Any, _Client())
-    )
+    peer_liveness = PeerLiveness(member("node-2", etcd=etcd, cluster=watch), cast(Any, _Client()), Activities())
     task = asyncio.create_task(peer_liveness.run())
     try:
         async with asyncio.timeout(5):
