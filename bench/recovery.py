@@ -29,7 +29,7 @@ from typing import Literal
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
 
-from headway.daemon.base.history_writer import MONOTONIC
+from headway.daemon.base.logging import MONOTONIC
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.node_requests import drain, release

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from headway.daemon.base.history_writer import MONOTONIC
+from headway.daemon.base.logging import MONOTONIC
 
 Event = Mapping[str, Any]
 Claim = Callable[[Event, int], bool]

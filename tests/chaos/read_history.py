@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.history_writer import DAEMONS_FOLDER, MONOTONIC
+from headway.daemon.base.logging import DAEMONS_FOLDER, MONOTONIC
 from headway.daemon.cluster.records import Phase, PlanRecord
 from tests.chaos.checker import History, Load, Operation, PlanSeen
 

@@ -10,10 +10,9 @@ import pytest
 import structlog
 import structlog.testing
 
-from headway.daemon.base import history_writer as events
+from headway.daemon.base import logging as events
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.history_writer import HistoryWriter
-from headway.daemon.base.logging import LossyLogger, configure_logs
+from headway.daemon.base.logging import HistoryWriter, LossyLogger, configure_logs
 from headway.daemon.cluster.format import encode, to_builtins
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Phase, PhaseRecord, PlanRecord, WorkerPart
