@@ -3,7 +3,7 @@
 Missing memory counts as enough; missing links are as the planner assumes them. Sizes are in GB of 10⁹ bytes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Final, Literal
 
@@ -210,8 +210,7 @@ def _check_nodes(found: NodesFile, source: str) -> None:
             raise ConfigError(f"{entry.name[:60]!r} is not a node name, which is {NODE_NAME_RULE}", f"{place}.name")
         if not 1 <= len(entry.site) <= MAX_TEXT or not entry.site.isprintable():
             raise ConfigError(f"a site's name has 1 to {MAX_TEXT} printable characters", f"{place}.site")
-        _within(entry.count, 1, f"{place}.count")
-        _within(entry.memory_gb, 0, f"{place}.memory_gb")
+        _check_numbers(entry, place)
         if not entry.devices:
             raise ConfigError("a node without devices computes nothing; leave it out", f"{place}.devices")
         num_nodes, num_devices = num_nodes + entry.count, num_devices + entry.count * _check_devices(entry, place)
@@ -231,26 +230,17 @@ def _check_devices(entry: NodeEntry, place: str) -> int:
         own = f"{place}.devices[{number}]"
         if len(device.model) > MAX_TEXT or not device.model.isprintable():
             raise ConfigError(f"a model has at most {MAX_TEXT} printable characters", f"{own}.model")
-        _within(device.count, 1, f"{own}.count")
+        _check_numbers(device, own)
         num_devices += device.count
         if num_devices > MOST_DEVICES:
             what = f"no machine has more than {MOST_DEVICES} devices, this has {num_devices}"
             raise ConfigError(what, f"{own}.count")
-        for key in ("memory_gb", "speed", *RATES):
-            told = getattr(device, key)
-            _within(told, 0, f"{own}.{key}")
-            if 0 < told < LEAST:
-                raise ConfigError(f"must be 0 or at least {LEAST:g}, is {told}", f"{own}.{key}")
-        _within(device.reserve_gib or 0.0, 0, f"{own}.reserve_gib")
-        _within(device.capability or 0.0, 0, f"{own}.capability")
-        for key in RATES:
-            if device.speed and getattr(device, key):
-                raise ConfigError("excludes `speed`; give one of the two", f"{own}.{key}")
-        for key in RATES[1:]:
-            if device.tflops and getattr(device, key):
-                raise ConfigError(
-                    "excludes `tflops`, which is for the job's dtype; give one of the two", f"{own}.{key}"
-                )
+        told = [key for key in RATES if getattr(device, key)]
+        if device.speed and told:
+            raise ConfigError("excludes `speed`; give one of the two", f"{own}.{told[0]}")
+        if device.tflops and told[1:]:
+            what = "excludes `tflops`, which is for the job's dtype; give one of the two"
+            raise ConfigError(what, f"{own}.{told[1]}")
     return num_devices
 
 
@@ -267,12 +257,17 @@ def _check_links(found: NodesFile, source: str) -> None:
         if pair in seen:
             raise ConfigError(f"links[{seen[pair]}] is between the same sites", f"{place}.sites")
         seen[pair] = index
-        _within(link.mbit_s, LEAST, f"{place}.mbit_s")
-        _within(link.round_trip_ms, 0, f"{place}.round_trip_ms")
+        _check_numbers(link, place)
 
 
-def _within(value: float, least: float, place: str) -> None:
-    if value < least:
-        raise ConfigError(f"must be at least {least:g}, is {value}", place)
-    if value > MOST:
-        raise ConfigError(f"must be at most {MOST:g}, is {value}", place)
+def _check_numbers(entry: NodeEntry | DeviceEntry | LinkEntry, place: str) -> None:
+    for item in fields(entry):
+        value, least = getattr(entry, item.name), {"count": 1, "mbit_s": LEAST}.get(item.name, 0)
+        if not isinstance(value, (int, float)):
+            continue
+        if value < least:
+            raise ConfigError(f"must be at least {least:g}, is {value}", f"{place}.{item.name}")
+        if value > MOST:
+            raise ConfigError(f"must be at most {MOST:g}, is {value}", f"{place}.{item.name}")
+        if item.name in ("speed", *RATES) and 0 < value < LEAST:
+            raise ConfigError(f"must be 0 or at least {LEAST:g}, is {value}", f"{place}.{item.name}")

@@ -1,12 +1,13 @@
 """`headway reference`: the plain loop, from the job file to the files that a run leaves."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Literal
 
 import torch
-from torch import Tensor
 
 from headway.daemon.base.errors import ConfigError, JobFailedError
 from headway.daemon.base.machine_share import memory_bytes
@@ -18,7 +19,7 @@ from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.client.submission import read_draft
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
-from headway.daemon.local.reference_loop import BatchResult, Weights, reference
+from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.daemon.models.adapter_folder import AdapterFolderWriter
 from headway.daemon.models.model_folder import write_model
 from headway.daemon.models.model_place import make_out
@@ -31,12 +32,8 @@ from headway.daemon.plan.devices import cuda_reserve
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.daemon.reports.metrics_file import MetricsFile
 from headway.stages.data.token_mixture import open_tokens
-from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
-
-Initial = Callable[[str], dict[str, Tensor]] | None
-"""Returns what a layer begins with; None: the seed says it."""
 
 
 def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = None) -> Path:
@@ -97,11 +94,28 @@ def run_reference(
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
-    initial, adapters, carried = initial_weights_of(spec), initial_adapters_of(spec), carried_of(spec)
-    with MetricsFile(out / "metrics.jsonl") as metrics:
-        weights, num_done = _trained(
-            spec, tokens, metrics, coded_cuts, chosen, initial, adapters, job_file=job_file, progress=progress
+    carried, num_done = carried_of(spec), 0
+
+    def on_batch(result: BatchResult) -> None:
+        nonlocal num_done
+        num_done = result.batch + 1
+        metrics.append(**asdict(result), generation=0)
+        if progress is not None:
+            progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
+            progress.flush()
+
+    with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
+        weights = reference(
+            spec,
+            tokens,
+            on_batch=on_batch,
+            coded_cuts=coded_cuts,
+            device=chosen,
+            initial=initial_weights_of(spec),
+            adapters=initial_adapters_of(spec),
         )
+    if progress is not None:
+        progress.write("\n")
     tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
         with AdapterFolderWriter(
@@ -118,55 +132,18 @@ def run_reference(
     return (early if num_done < spec.train.batches else "") + _comparable(spec, coded_cuts)
 
 
-def _trained(
-    spec: JobSpec,
-    tokens: TokenShards,
-    metrics: MetricsFile,
-    coded_cuts: Sequence[str],
-    device: str,
-    initial: Initial,
-    adapters: Initial,
-    *,
-    job_file: Path,
-    progress: IO[str] | None,
-) -> tuple[Weights, int]:
-    """Return the weights, and after how many batches they are these. Raises ConfigError, JobFailedError."""
-    num_done = 0
-
-    def on_batch(result: BatchResult) -> None:
-        nonlocal num_done
-        num_done = result.batch + 1
-        metrics.append(
-            batch=result.batch,
-            loss=result.loss,
-            tokens=result.tokens,
-            seconds=result.seconds,
-            generation=0,
-            eval_loss=result.eval_loss,
-        )
-        if progress is not None:
-            progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
-            progress.flush()
-
+@contextmanager
+def _errors_told(spec: JobSpec, job_file: Path) -> Iterator[None]:
+    """Tell the training's errors as JobFailedError, and as ConfigError where memory ran out."""
     try:
-        weights = reference(
-            spec,
-            tokens,
-            on_batch=on_batch,
-            coded_cuts=coded_cuts,
-            device=device,
-            initial=initial,
-            adapters=adapters,
-        )
+        yield
     except NonFiniteLossError as error:
         raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        # torch has a class of its own for CUDA alone.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
         raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
-    if progress is not None:
-        progress.write("\n")
-    return weights, num_done
 
 
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
@@ -183,11 +160,6 @@ def _check_memory(spec: JobSpec, source: str, device: str) -> None:
     if needed > memory:
         what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
         raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out: torch has its own class for CUDA alone."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
