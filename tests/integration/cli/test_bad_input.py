@@ -3,23 +3,19 @@
 import asyncio
 import json
 import math
-import os
-import signal
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-from headway.daemon.cluster.format import encode, to_builtins
+from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
+from headway.daemon.cluster.records import DesiredRecord, PhaseRecord, SpecRecord
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.stages.spec import ModelSpec
-from headway.stages.state.file_digest import FileDigest
 
 FOREIGN = "203.0.113.9"
 """An address of a range reserved for documentation: no machine has it."""
@@ -33,43 +29,6 @@ def refused(outcome: tuple[int, str, str], *, code: int, line: str) -> None:
     assert "Traceback" not in err
     assert err.startswith("headway: ")
     assert err.count("\n") == 1
-
-
-def test_missing_data(program: Any) -> None:
-    """[data] source names a folder without shards: refused before anything starts."""
-    job = program.job()
-    job.write_text(job.read_text().replace("shards", "nowhere"))
-    refused(program.run("run", str(job), "--out", "out"), code=2, line="tiny.toml:data.source")
-    assert program.leftovers() == []
-
-
-def test_other_data_than_the_jobs(program: Any) -> None:
-    """[data] sha256 insists on other data than the folder holds: refused with both hashes."""
-    job = program.job()
-    job.write_text(job.read_text().replace("[data]\n", f'[data]\nsha256 = "{"0" * 64}"\n'))
-    refused(program.run("run", str(job), "--out", "out"), code=2, line="tiny.toml:data.sha256")
-
-
-def test_unknown_key(program: Any) -> None:
-    """A misspelt key is refused with the right one, by `run` as by `reference`."""
-    job = program.job(more="mid_nodes = 2\n")
-    for command in ("run", "reference"):
-        outcome = program.run(command, str(job), "--out", "out")
-        refused(outcome, code=2, line="tiny.toml:placement.mid_nodes: unknown key; did you mean `min_nodes`?")
-
-
-def test_output_folder_that_is_a_file(program: Any) -> None:
-    """--out names a file: one line, nothing started."""
-    (program.folder / "out").write_text("")
-    refused(program.run("run", str(program.job()), "--out", "out"), code=2, line="name another folder with --out")
-
-
-def test_checkpoint_folder_that_cannot_be_used(program: Any) -> None:
-    """[fault] checkpoint_dir is below a file: the job is refused before it trains, nothing is left running."""
-    (program.folder / "file").write_text("")
-    job = program.job(more=f'[fault]\ncheckpoint_dir = "{program.folder}/file/checkpoints"\n')
-    refused(program.run("run", str(job), "--out", "out"), code=2, line="fault.checkpoint_dir")
-    assert program.leftovers() == []
 
 
 def test_port_in_use(program: Any) -> None:
@@ -90,7 +49,8 @@ def test_etcd_binary_that_is_not_there(program: Any) -> None:
 
 def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
     """A name in use, a job that is not there, and a client without or with a foreign certificate: one line each."""
-    program, etcd = standing, _endpoint(standing)
+    program = standing
+    etcd = json.loads((program.folder / ".headway" / "cluster.json").read_text())["etcd"][0]
     assert program.run("certs", "ca", "stranger")[0] == 0
     without = program.start("jobs", "--etcd", etcd)  # these two try for as long as they are let
     stranger = program.start("jobs", "--etcd", etcd, "--certs", "ca/stranger")
@@ -120,13 +80,6 @@ def test_daemons_that_cannot_start(program: Any) -> None:
         refused(program.run(*common, *host, "--state-dir", "far"), code=3, line="advertise_host: ")
     refused(program.ended(lonely), code=3, line="127.0.0.1:1")
     assert program.leftovers() == []
-
-
-def _endpoint(program: Any) -> str:
-    import json
-
-    content = json.loads((program.folder / ".headway" / "cluster.json").read_text())
-    return str(content["etcd"][0])
 
 
 # What Python runs at the start of every process: in workers, the journal raises at the third batch.
@@ -172,37 +125,8 @@ def test_a_history_that_has_no_place_is_named(program: Any) -> None:
     assert program.leftovers() == []
 
 
-@pytest.mark.slow
-def test_a_killed_worker_does_not_fail_the_job(program: Any) -> None:
-    """SIGKILL of one of two workers in the middle of a run: it goes on by itself, and each batch is told once."""
-    job = program.job(batches=400, min_nodes=1)
-    run = program.start(
-        "run", str(job), "--nodes", "2", "--out", "run", "--json", variables={"HEADWAY_NUM_SPARES": "1"}
-    )
-    assert run.stdout is not None
-    for line in run.stdout:
-        if (json.loads(line)["batch"] or 0) >= 3:
-            break
-    os.kill(min(program.workers()), signal.SIGKILL)
-    _, err = run.communicate(timeout=100)
-    assert run.returncode == 0, err
-    lines = (program.folder / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["batch"] for line in lines] == list(range(400))
-    assert program.leftovers() == []
-
-
 POISON = JobSpec(job=JobSection(name="poison"), model=ModelSpec(num_hidden_layers=50_000_000))
 HEADLESS = JobSpec(job=JobSection(name="headless"), model=ModelSpec(num_attention_heads=0))
-
-
-def manifest(folder: Path, spec: JobSpec) -> Path:
-    """A checkpoint's folder that says it is of this job."""
-    place = folder / "00000001-0000000004"
-    place.mkdir(parents=True)
-    record = CheckpointRecord(timeline=1, boundary=4, url="u", files={"embed": FileDigest(size_bytes=1, checksum="ab")})
-    told = {"job": spec.job.name, "generation": 1, "spec": to_builtins(spec), **to_builtins(record)}
-    (place / "manifest.json").write_bytes(encode(told))
-    return place
 
 
 async def put(folder: Path, spec: JobSpec) -> None:
@@ -224,24 +148,6 @@ def test_a_store_that_no_node_can_write_to_is_refused(standing: Any) -> None:
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "stored.toml:fault.checkpoint_dir: no node has access to oss://bucket/c, among them node-1: " in err
     assert "stored" not in standing.run("jobs")[1]
-
-
-def test_a_checkpoint_without_a_job_file_is_checked(standing: Any) -> None:
-    """`submit --from` alone: no attention heads, the name `..`, a name that draws: one line each, exit code 2."""
-    for number, (spec, line) in enumerate(
-        (
-            (HEADLESS, "model.num_attention_heads: must be at least 1, is 0"),
-            (replace(HEADLESS, job=JobSection(name=".."), model=ModelSpec()), "job.name: '..' is not 1 to 63"),
-            (replace(HEADLESS, job=JobSection(name="a\x1b[2J"), model=ModelSpec()), "job.name: 'a\\x1b[2J' is not"),
-            (POISON, "model.num_hidden_layers: must be at most 1024, is 50000000"),
-        )
-    ):
-        place = manifest(standing.folder / f"crafted-{number}", spec)
-        code, out, err = standing.run("submit", "--from", str(place))
-        assert (code, out) == (2, "")
-        assert line in err
-        assert err.count("\n") == 1
-        assert "\x1b" not in err
 
 
 @pytest.mark.slow

@@ -91,6 +91,23 @@ def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
+def test_a_job_that_breaks_a_rule_is_refused_with_its_checkpoint(tmp_path: Path, headway: Any) -> None:
+    """`submit --from` alone: the checkpoint's own job is checked as a file's is; a name that draws is no escape."""
+    for number, (spec, line) in enumerate(
+        (
+            (replace(SPEC, model=replace(SPEC.model, num_attention_heads=0)), "model.num_attention_heads: must be"),
+            (replace(SPEC, job=JobSection(name="a\x1b[2J")), "job.name: 'a\\x1b[2J' is not"),
+        )
+    ):
+        place = write(tmp_path / str(number), 4)
+        told = {"job": spec.job.name, "generation": 1, "spec": to_builtins(spec), **to_builtins(RECORD)}
+        (place / "manifest.json").write_bytes(encode(told))
+        code, out, err = headway("submit", "--from", str(place))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert line in err
+        assert "\x1b" not in err
+
+
 def test_a_manifest_with_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
     """Any bit of any byte: neither `submit --from` nor a daemon takes it. One of an earlier release has no digest."""
     place = write(tmp_path / "demo", 40)

@@ -130,6 +130,44 @@ def test_usage_errors_are_one_line_and_code_2(arguments: list[str], line: str, h
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ('data.source = "nowhere"', "job.toml:data.source"),
+        (f'data.sha256 = "{"0" * 64}"', "job.toml:data.sha256"),
+        ("placement.mid_nodes = 2", "job.toml:placement.mid_nodes: unknown key; did you mean `min_nodes`?"),
+        ('fault.checkpoint_dir = "/proc/self/stat/checkpoints"', "job.toml:fault.checkpoint_dir"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_before_a_cluster_starts(
+    key: str, line: str, headway: Headway, tmp_path: Path
+) -> None:
+    """Data that is not here or not the job's, a misspelt key, a folder below a file."""
+    (tmp_path / "job.toml").write_text(f'job.name = "x"\n{key}\n')
+    code, out, err = headway("run", str(tmp_path / "job.toml"), "--out", str(tmp_path / "out"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert line in err
+    assert not (tmp_path / "out" / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["status", "nope"], "job nope: no such job; there are demo, broken"),
+        (["jobs", "rm", "demo"], "job demo: is running; first `headway cancel demo`"),
+        (["certs", "restore", "a"], "a: is not revoked"),
+        (["certs", "revoke", "a/b"], "NAME: 'a/b' cannot be the name of a certificate: one has"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_one_line(
+    arguments: list[str], line: str, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """With what exists, or what to do first."""
+    code, out, err = headway(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"headway: {line}")
+
+
 @pytest.mark.parametrize("arguments", [[], ["data"], ["config"]], ids=" ".join)
 def test_a_group_without_a_command_shows_its_help(arguments: list[str], headway: Headway) -> None:
     """Its commands stand on lines of their own; the code is that of a usage error."""
@@ -233,29 +271,6 @@ def test_events_end_with_what_ails_the_nodes_of_the_job(
     assert "Node b joined." in out
 
 
-def test_plan_as_json(headway: Headway, tmp_path: Path) -> None:
-    """`plan --nodes 2 --json` needs no cluster and places every layer once."""
-    (tmp_path / "job.toml").write_text('[job]\nname = "tiny"\n')
-    code, out, _ = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--json")
-    assert code == 0
-    plan = json.loads(out)
-    layers = [layer for worker in plan["plan"]["workers"] for layer in worker["layers"]]
-    assert layers[0] == "embed"
-    assert len(set(layers)) == len(layers) == 10
-
-
-def test_unknown_job_and_node_are_named_with_those_that_exist(headway: Headway, fake_cluster: ModuleType) -> None:
-    """`status nope` lists the jobs, code 2."""
-    code, _, err = headway("status", "nope")
-    assert (code, err) == (2, "headway: job nope: no such job; there are demo, broken\n")
-
-
-def test_a_job_that_runs_cannot_be_removed(headway: Headway, fake_cluster: ModuleType) -> None:
-    """`jobs rm` of a running job says to cancel it first."""
-    code, _, err = headway("jobs", "rm", "demo")
-    assert (code, err) == (2, "headway: job demo: is running; first `headway cancel demo`\n")
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -307,8 +322,6 @@ def test_known_certificates_are_listed(headway: Headway, fake_cluster: ModuleTyp
     code, out, told = headway("certs", "list", "--json")
     assert '"is_present": true' in out
     assert not told
-    assert "NAME: 'a/b' cannot be the name of a certificate" in headway("certs", "revoke", "a/b")[2]
-    assert headway("certs", "restore", "a") == (2, "", "headway: a: is not revoked\n")
 
 
 def test_an_invitation_says_which_options_a_machine_behind_a_router_needs(

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -11,8 +10,6 @@ from headway.daemon.client.nodes_file import GB, parse_nodes
 from headway.daemon.client.preview import PlanPreview, preview
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.plan.layer_costs import layer_costs
-from headway.stages.spec import layer_names
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "docs" / "examples" / "8b-8k.toml"
 H100 = '[[nodes.devices]]\nkind = "cuda"\nmodel = "NVIDIA H100"\nmemory_gb = 80.0\ntflops = 600.0\n'
@@ -38,8 +35,6 @@ memory_gb = 48.0
 tflops = 200.0
 count = 2
 """
-BLOCK = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
-"""Parameters of a block's matrices."""
 
 
 def example(sequence_length: int) -> JobSpec:
@@ -52,36 +47,10 @@ def planned(spec: JobSpec, nodes: str) -> PlanPreview:
     return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
 
 
-@pytest.mark.parametrize("length", [2048, 8192])
-def test_a_block_takes_26_bytes_a_parameter_on_its_card(length: int) -> None:
-    """fp32 masters 4, two versions in bf16 4, momentum and Error Feedback 8, a gradient set that waits 4,
-    what one backward returns 2, one group's sum 4."""
-    block = layer_costs(example(length))[1]
-    assert block.resident_bytes + block.group_bytes == 26 * BLOCK + (4 + 4 + 12 + 6 + 4) * 2 * 4096
-    assert block.activation_bytes == 2 * length * 4096
-    assert block.activation_bytes + block.passing_bytes == length * (2 * (6 * 4096 + 2048 + 4 * 14336) + 4 * 32)
-
-
-@pytest.mark.parametrize("length", [2048, 8192])
-@pytest.mark.parametrize("nodes", [EIGHT, MANY], ids=["8 H100", "32 H100"])
-def test_it_fits_on_cards_of_80_gb_with_reserve(nodes: str, length: int) -> None:
-    """225 GB of weights and optimizers on eight cards; each keeps 1 GiB and 4 %."""
-    spec = example(length)
-    plan = planned(spec, nodes)
-    assert sum(len(stage.layers) for stage in plan.plan.workers) == len(layer_names(spec.model))
-    assert sum(worker.device_bytes for worker in plan.plan.estimates) > 26 * 32 * BLOCK
-    for worker in plan.plan.estimates:
-        assert worker.device_reserve_bytes == (1 << 30) + 80 * GB * 4 // 100
-        assert worker.device_bytes + worker.device_reserve_bytes <= 80 * GB
-        assert worker.device_limit_bytes + worker.device_reserve_bytes == 80 * GB
-    assert any("3.98 GiB in reserve" in line for line in plan.lines)
-
-
-@pytest.mark.parametrize(("length", "schedule"), [(2048, "2bw"), (8192, "2bw"), (8192, "1f1b")])
-def test_it_fits_on_unlike_cards_with_reserve(length: int, schedule: Literal["2bw", "1f1b"]) -> None:
+def test_it_fits_on_unlike_cards_without_delay() -> None:
     """2 · 80 + 4 · 24 + 2 · 48 GB: each card has what its memory allows, beside its own reserve."""
-    spec = example(length)
-    plan = planned(replace(spec, train=replace(spec.train, schedule=schedule)), MIXED)
+    spec = example(8192)
+    plan = planned(replace(spec, train=replace(spec.train, schedule="1f1b")), MIXED)
     sizes = {"big": 80, "four": 24, "two": 48}
     for worker in plan.plan.estimates:
         assert worker.device_bytes + (1 << 30) + sizes[worker.stage.node] * GB // 25 <= sizes[worker.stage.node] * GB
