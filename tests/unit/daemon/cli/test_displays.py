@@ -19,6 +19,7 @@ from headway.daemon.base.errors import JobFailedError, StoreUnreachableError
 from headway.daemon.base.terminal import fitted
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_watch import traceback_line
+from headway.daemon.cluster.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord, Port, ProgressRecord, ReachFact, ReachRecord
@@ -52,7 +53,7 @@ from headway.daemon.reports.job_report import (
     report_job,
     report_line,
 )
-from headway.daemon.reports.node_list import date_and_time, node_lines, reach_lines, time_of_day
+from headway.daemon.reports.node_list import date_and_time, node_lines, plain_sites, reach_lines, time_of_day
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines, why_unprotected
 from headway.daemon.reports.watch_view import (
     JsonDisplay,
@@ -465,6 +466,24 @@ def lists_of_nodes() -> Iterator[tuple[str, list[str]]]:
     daemon = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:7001")
     found.found("a", daemon, fact("b"), fact("c", ""))
     yield "nodes that cannot reach each other", node_lines(found.view)
+    cluster, killed = Writer(), NodeFailureRecord(at=1.0, text="worker cpu:0 was killed by signal 9")
+    trouble = "worker cpu:0 does not start: port 7100 at 10.0.0.7 is in use"
+    told = replace(
+        cluster.view.nodes["a"], site="hall", site_is_private=True, down_devices=(0,), worker_trouble=trouble
+    )
+    yield "no private site", [plain_sites(cluster.view)]
+    cluster.put(Keys.node("a"), told)
+    for name, number in (("gone", 1), ("b", 1), ("b", 2), ("b", 3)):
+        cluster.put(Keys.failure(name, number), killed)
+    yield "a worker does not start, a node is in quarantine, one is gone", node_lines(cluster.view)
+    yield "a private site", [plain_sites(cluster.view)]
+    cluster, leader = Writer(), LeaderRecord(node="b", incarnation="b-1", quarantine_after=2)
+    for number, job in enumerate("aaab"):
+        failed = replace(killed, text=f"its worker failed in job {job}", job=job, is_jobs_error=True)
+        cluster.put(Keys.failure("b", number), failed)
+    for limit in (3, 2, 0):
+        cluster.put(Keys.LEADER, replace(leader, quarantine_after=limit))
+        yield f"errors of jobs, with a limit of {limit}", node_lines(cluster.view)[-2:]
 
 
 def verdicts() -> Iterator[tuple[str, list[str]]]:
