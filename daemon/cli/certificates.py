@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,21 +48,23 @@ def _certs() -> None:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeOptions:
+    """For which people, and for how long."""
+
+    operator: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    """Someone who runs jobs and nodes; may be repeated."""
+    reader: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    """Someone who looks on; may be repeated."""
+    days: Annotated[int | None, typer.Option(min=1, max=36500)] = None
+    """Days for which a new authority and its certificates are valid; 3650 if not given."""
+
+
 def make(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and etcd members.")] = None,
-    operator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Someone who runs jobs and nodes; may be repeated.")
-    ] = None,
-    reader: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Someone who looks on; may be repeated.")
-    ] = None,
-    days: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=36500, help="Days for which a new authority and its certificates are valid; 3650 if not given."
-        ),
-    ] = None,
+    *,
+    options: MakeOptions,
 ) -> Iterator[str]:
     """Make certificates, and their authority.
 
@@ -80,6 +83,7 @@ def make(
     from headway.stages.sockets.roles import Role
     from headway.stages.sockets.tls_identity import KEY_FILE
 
+    days = options.days
     if (directory / CA_KEY_FILE).exists():
         authority = CertificateAuthority.open(directory)
         if days is not None:
@@ -88,7 +92,7 @@ def make(
     else:
         authority = CertificateAuthority.create(directory, validity=timedelta(days=days) if days else KEPT_VALIDITY)
         yield f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster"
-    for role, told in ((Role.NODE, names), (Role.OPERATOR, operator), (Role.READER, reader)):
+    for role, told in ((Role.NODE, names), (Role.OPERATOR, options.operator), (Role.READER, options.reader)):
         for each in told or ():
             name, _, hosts = each.partition("=")
             was_there = (directory / name / KEY_FILE).exists()
@@ -209,24 +213,25 @@ def restore(names: Names, where: Where) -> Answer:
     return where.run(lambda session: ask(session, names))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteOptions:
+    """Who may join, until when, and with what."""
+
+    role: Literal["node", "operator", "reader"] = "node"
+    """What its certificate allows."""
+    lasts: str = "1h"
+    """Time in which it has to join, such as 30m, 1h or 7d."""
+    valid: str | None = None
+    """Life of its certificate; 30d for a node, which renews it, 365d for a person."""
+    again: bool = False
+    """Although the name has a certificate, which stays valid."""
+    etcd_there: str | None = None
+    """etcd members as the new machine dials them, if otherwise than here."""
+
+
 def invite(
     name: Annotated[str, typer.Argument(metavar="NAME[=HOST,…]", help="Name of the node or person.")],
-    role: Annotated[Literal["node", "operator", "reader"], typer.Option(help="What its certificate allows.")] = "node",
-    lasts: Annotated[str, typer.Option(help="Time in which it has to join, such as 30m, 1h or 7d.")] = "1h",
-    valid: Annotated[
-        str | None,
-        typer.Option(
-            help="Life of its certificate; 30d for a node, which renews it, 365d for a person.", show_default=False
-        ),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Although the name has a certificate, which stays valid.")
-    ] = False,
-    etcd_there: Annotated[
-        str | None,
-        typer.Option(help="etcd members as the new machine dials them, if otherwise than here.", show_default=False),
-    ] = None,
-    *,
+    options: InviteOptions,
     where: Where,
 ) -> Answer:
     """Print one line that a new machine runs to join the cluster. The line works once.
@@ -240,9 +245,9 @@ def invite(
     from headway.daemon.client import certificate_requests
     from headway.daemon.net.invitation import read_duration
 
-    own, _, hosts = name.partition("=")
-    lasts_s = read_duration(lasts, "--lasts")
-    valid_s = read_duration(valid or ("30d" if role == "node" else "365d"), "--valid")
+    (own, _, hosts), role = name.partition("="), options.role
+    lasts_s = read_duration(options.lasts, "--lasts")
+    valid_s = read_duration(options.valid or ("30d" if role == "node" else "365d"), "--valid")
     token = where.run(
         lambda session: certificate_requests.invite(
             session,
@@ -251,11 +256,11 @@ def invite(
             hosts=[host for host in hosts.split(",") if host],
             lasts_s=lasts_s,
             valid_s=valid_s,
-            again=again,
-            etcd=[member for member in (etcd_there or "").split(",") if member],
+            again=options.again,
+            etcd=[member for member in (options.etcd_there or "").split(",") if member],
         )
     )
-    sys.stderr.write(f"valid once, within {lasts}, for {role} {own}; run it there:\n")
+    sys.stderr.write(f"valid once, within {options.lasts}, for {role} {own}; run it there:\n")
     if role == "node":
         sys.stderr.write(
             "add there, if needed: --listen for another port than 7070, --announce HOST:PORT where a router or a cloud "
@@ -264,22 +269,29 @@ def invite(
     return f"headway join {token}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """A node's settings that depend on its network."""
+
+    listen: str | None = None
+    """A node's HOST:PORT; 0.0.0.0:7070 if not given."""
+    advertise_host: str | None = None
+    """Address that others dial; this machine's own towards the cluster if not given."""
+    announce: str | None = None
+    """HOST:PORT that others dial, if a router maps it to the one port."""
+    relay: str | None = None
+    """Relays, HOST:PORT,… or auto, if nobody can dial this machine."""
+    site: str | None = None
+    """Nodes of one site have a fast network between them."""
+
+
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `headway invite` has printed.")],
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder for key, certificate and settings; the name if not given.")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="A node's HOST:PORT; 0.0.0.0:7070 if not given.")] = None,
-    advertise_host: Annotated[
-        str | None, typer.Option(help="Address that others dial; this machine's own towards the cluster if not given.")
-    ] = None,
-    announce: Annotated[
-        str | None, typer.Option(help="HOST:PORT that others dial, if a router maps it to the one port.")
-    ] = None,
-    relay: Annotated[
-        str | None, typer.Option(help="Relays, HOST:PORT,… or auto, if nobody can dial this machine.")
-    ] = None,
-    site: Annotated[str | None, typer.Option(help="Nodes of one site have a fast network between them.")] = None,
+    *,
+    options: JoinSettings,
 ) -> Iterator[str]:
     """Join a cluster with the token of an invitation: make a key, get a certificate, write a node's settings.
 
@@ -302,8 +314,7 @@ def join(
 
     told = read_token(token)
     joined_folder = JoinedFolder(folder or Path(told.name), told)
-    names = ("listen", "advertise_host", "announce", "relay", "site")
-    settings: dict[str, object] = dict(zip(names, (listen, advertise_host, announce, relay, site), strict=True))
+    settings: dict[str, object] = asdict(options)
     read_node_config(environment={}, flags=settings | {"one_port": True, "name": told.name})
     joined = ask(told, joined_folder.request)
     joined_folder.keep(joined, settings)
@@ -313,6 +324,6 @@ def join(
         yield f"at once:      {start_command(where)}"
         if service := service_command(identity_flags(where)):
             yield f"as a service: {service}"
-        yield f"as a relay:   {relay_command(where, joined)}{f' --listen {listen}' if listen else ''}"
+        yield f"as a relay:   {relay_command(where, joined)}{f' --listen {options.listen}' if options.listen else ''}"
     else:
         yield shell_settings(where, joined)

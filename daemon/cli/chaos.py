@@ -37,14 +37,19 @@ class ChaosOptions:
     """Which faults strike, when and where."""
 
     faults: Annotated[str, typer.Option(help=f"Of {', '.join(FaultKind)}.")] = ",".join(DEFAULT_KINDS)
-    rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min"
-    for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m"
-    seed: Annotated[int, typer.Option(help="Seed of the schedule: the same seed and options give the same faults.")] = 0
-    nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = ""
-    longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s"
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Inject faults into a cluster on other machines without confirmation.")
-    ] = False
+    """The kinds of faults, separated by commas."""
+    rate: str = "6/min"
+    """Average rate of faults, for instance 6/min."""
+    for_: Annotated[str, typer.Option("--for")] = "2m"
+    """Duration of the run, for instance 90s or 2m."""
+    seed: int = 0
+    """Seed of the schedule: the same seed and options give the same faults."""
+    nodes: str = ""
+    """Only these nodes, separated by commas."""
+    longest: str = "8s"
+    """Maximum duration of a pause or a slow phase."""
+    yes: bool = False
+    """Inject faults into a cluster on other machines without confirmation."""
 
 
 def chaos(

@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ import typer
 
 from headway.daemon.base.terminal import table
 from headway.daemon.cli.options import (
-    CERTIFICATES_HELP,
     Answer,
     AsJson,
     EtcdBinary,
@@ -119,19 +119,23 @@ def drain(node: NodeName, where: Where) -> Answer:
     return where.run(lambda session: node_requests.drain(session, node))
 
 
-def relay(
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:7070",
-    certificates: Annotated[Path | None, typer.Option("--certificates", "--certs", help=CERTIFICATES_HELP)] = None,
-    etcd: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of each etcd member: the relay renews its certificate, and refuses revoked nodes.",
-            show_default=False,
-        ),
-    ] = None,
-    most_streams: Annotated[int, typer.Option(min=0, help="Maximum number of streams; 0: what files allow.")] = 0,
-    mbit_s: Annotated[float, typer.Option(min=0, help="Maximum rate of all streams together; 0: no limit.")] = 0.0,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """Where a relay listens, as whom, and how much it carries."""
+
+    listen: str = "0.0.0.0:7070"
+    """HOST:PORT to listen on."""
+    certificates: Annotated[Path | None, typer.Option("--certificates", "--certs")] = None
+    """Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."""
+    etcd: str | None = None
+    """HOST:PORT of each etcd member: the relay renews its certificate, and refuses revoked nodes."""
+    most_streams: Annotated[int, typer.Option(min=0)] = 0
+    """Maximum number of streams; 0: what files allow."""
+    mbit_s: Annotated[float, typer.Option(min=0)] = 0.0
+    """Maximum rate of all streams together; 0: no limit."""
+
+
+def relay(options: RelayOptions) -> int:
     """Pass on what nodes that only dial out and their peers send each other: a small host without GPU or etcd.
 
     Nodes name it in --relay. It sees ciphertext only, and nodes of its authority alone may stand by. SIGTERM ends it.
@@ -143,25 +147,22 @@ def relay(
     from headway.daemon.node.config import CLIENT_CERTIFICATES
     from headway.daemon.node.relay_host import RelayConfig, run
 
-    folder = certificates or Path(os.environ.get(CLIENT_CERTIFICATES) or "/etc/headway/certificates")
-    members = read_members([etcd], "--etcd", has_certificates=True) if etcd else ()
-    return run(RelayConfig(listen=listen, certificates=folder, etcd=members, most_streams=most_streams, mbit_s=mbit_s))
+    folder = options.certificates or Path(os.environ.get(CLIENT_CERTIFICATES) or "/etc/headway/certificates")
+    members = read_members([options.etcd], "--etcd", has_certificates=True) if options.etcd else ()
+    return run(RelayConfig(**asdict(options) | {"certificates": folder, "etcd": members}))
 
 
-def doctor(
-    etcd_binary: EtcdBinary = None,
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NODE", help="Check only what this node's daemon reaches.", show_default=False),
-    ] = None,
-    to: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE", help="With --from: nodes to dial; all if not given. May be repeated."),
-    ] = None,
-    *,
-    where: Where,
-    as_json: AsJson = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What is checked."""
+
+    source: Annotated[str | None, typer.Option("--from", metavar="NODE")] = None
+    """Check only what this node's daemon reaches."""
+    to: Annotated[list[str] | None, typer.Option(metavar="NODE")] = None
+    """With --from: nodes to dial; all if not given. May be repeated."""
+
+
+def doctor(etcd_binary: EtcdBinary = None, *, options: DoctorOptions, where: Where, as_json: AsJson = False) -> int:
     """Check this machine, and the cluster if one is named: show what is missing, and the remedy.
 
     Each daemon dials the others as their peers would, so that a closed port shows before a job meets it.
@@ -175,10 +176,10 @@ def doctor(
     from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR
     from headway.daemon.client.doctor import examine, examine_from
 
-    if to and source is None:
+    if options.to and options.source is None:
         raise ConfigError("needs --from: the node that dials", "--to")
-    if source is not None:
-        findings = examine_from(source, to or (), where.find)
+    if options.source is not None:
+        findings = examine_from(options.source, options.to or (), where.find)
     else:
         is_elsewhere = where.etcd or (where.cluster is None and os.environ.get("HEADWAY_ETCD"))
         named = where.cluster or os.environ.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR.exists()
@@ -274,22 +275,17 @@ def set_share(
     return where.run(lambda session: node_requests.set_share(session, user, weight))
 
 
-def times(
-    time_slice: Annotated[
-        float | None,
-        typer.Option(
-            "--slice",
-            help="Minimum time in seconds that a started job runs before another may stop it.",
-            show_default=False,
-        ),
-    ] = None,
-    half_life: Annotated[
-        float | None,
-        typer.Option("--half-life", help="Half-life of past use, in seconds.", show_default=False),
-    ] = None,
-    *,
-    where: Where,
-) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long a turn lasts, and how fast past use is forgotten."""
+
+    slice_s: Annotated[float | None, typer.Option("--slice")] = None
+    """Minimum time in seconds that a started job runs before another may stop it."""
+    half_life_s: Annotated[float | None, typer.Option("--half-life")] = None
+    """Half-life of past use, in seconds."""
+
+
+def times(options: Times, where: Where) -> Answer:
     """Change the time slice of a started job and the half-life of past use. Without options, show both.
 
     \b
@@ -297,36 +293,26 @@ def times(
     """
     from headway.daemon.client.node_requests import set_times
 
-    return where.run(lambda session: set_times(session, slice_s=time_slice, half_life_s=half_life))
+    return where.run(lambda session: set_times(session, **asdict(options)))
 
 
-def install(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="The node's settings, for /etc/headway/daemon.toml.", exists=True, dir_okay=False, show_default=False
-        ),
-    ] = None,
-    certs: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with the node's ca.pem, cert.pem and key.pem.",
-            exists=True,
-            file_okay=False,
-            show_default=False,
-        ),
-    ] = None,
-    writable: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder that the node may write, such as that of checkpoints; may be repeated."),
-    ] = None,
-    cuda: Annotated[
-        Literal["auto", "yes", "no"],
-        typer.Option(help="Let the service open NVIDIA's devices; auto: if there are."),
-    ] = "auto",
-    start: Annotated[bool, typer.Option(help="Start the service, once its settings are not the example.")] = True,
-    dry_run: DryRun = False,
-) -> Iterator[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallOptions:
+    """What the service runs with."""
+
+    config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False)] = None
+    """The node's settings, for /etc/headway/daemon.toml."""
+    certs: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None
+    """Folder with the node's ca.pem, cert.pem and key.pem."""
+    writable: list[Path] | None = None
+    """A folder that the node may write, such as that of checkpoints; may be repeated."""
+    cuda: Literal["auto", "yes", "no"] = "auto"
+    """Let the service open NVIDIA's devices; auto: if there are."""
+    start: bool = True
+    """Start the service, once its settings are not the example."""
+
+
+def install(options: InstallOptions, dry_run: DryRun = False) -> Iterator[str]:
     """Make the daemon of this machine a service of systemd; needs root. A second call writes only what has changed.
 
     \b
@@ -345,7 +331,13 @@ def install(
 
     if not dry_run:
         check_machine()
-    wish = read_wish(config=config, certificates=certs, writable=writable or [], cards=cuda, starts=start)
+    wish = read_wish(
+        config=options.config,
+        certificates=options.certs,
+        writable=options.writable or [],
+        cards=options.cuda,
+        starts=options.start,
+    )
     shipped, facts = read_shipped(), look()
     actions = install_actions(shipped, wish, facts)
     yield from _done(actions, dry_run, nothing="everything is in place")

@@ -23,6 +23,8 @@ from headway.daemon.text.preparation import Preparation
 _FIRST_CHARACTERS = 1200
 """Text of the first row with which a preparation of conversations ends."""
 
+Shards = Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)]
+
 if TYPE_CHECKING:
     from headway.daemon.text.shown_row import ShownRow
 
@@ -78,7 +80,7 @@ def prepare(
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)],
+    folder: Shards,
     row: Annotated[int, typer.Option(min=1, help="Row, or document of a stream, from 1.")] = 1,
     validation: Annotated[bool, typer.Option("--validation", help="Of the validation split.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.", show_default=False)] = None,
@@ -118,11 +120,7 @@ def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
     screen.print(drawn(row, marks=marks, max_characters=max_characters), soft_wrap=True)
 
 
-def send(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)],
-    where: Where,
-    as_json: AsJson = False,
-) -> Answer:
+def send(folder: Shards, where: Where, as_json: AsJson = False) -> Answer:
     """Send token shards to the node with the most room, unless a node has them; `submit` does so by itself.
 
     Use it for a job that waits for data that its nodes have lost. Each node fetches what it needs from the others. A

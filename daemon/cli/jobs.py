@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -230,17 +231,19 @@ def events(job: JobName, where: Where, as_json: AsJson = False) -> Answer:
     return [f"{date_and_time(record.at)}  generation {record.generation}  {record.text}" for record in records]
 
 
-def logs(
-    job: JobName,
-    node: Annotated[str, typer.Option(help="Only this node's workers.", show_default=False)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each worker; 0: all.")
-    ] = 0,
-    *,
-    where: Where,
-    as_json: AsJsonLines = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Which lines are shown."""
+
+    node: str = ""
+    """Only this node's workers."""
+    follow: Annotated[bool, typer.Option("--follow", "-f")] = False
+    """Print new lines as they are written."""
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0)] = 0
+    """Number of last lines of each worker; 0: all."""
+
+
+def logs(job: JobName, options: LogOptions, where: Where, as_json: AsJsonLines = False) -> None:
     """Show the output of a job's workers, through any daemon.
 
     \b
@@ -251,7 +254,8 @@ def logs(
     async def work(session: "ClusterSession") -> None:
         import msgspec
 
-        async for line in read_logs(session, job, node=node, follow=follow, last_lines=lines):
+        told = read_logs(session, job, node=options.node, follow=options.follow, last_lines=options.lines)
+        async for line in told:
             if as_json:
                 say(msgspec.json.encode({"node": line.node, "text": line.text}).decode())
             else:
@@ -303,21 +307,19 @@ def _requested(request: str, job: str, where: Where, *, wait_for: str) -> str:
     return where.run(work)
 
 
-def export(
-    job: JobName,
-    out: OutDir,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a model that `headway export` did not write.")
-    ] = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Default: that of the folder from which the job started, else float32.", show_default=False),
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add a job's adapters to the weights beside them.")] = False,
-    *,
-    where: Where,
-    as_json: AsJson = False,
-) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What is written of a model, and over what."""
+
+    force: bool = False
+    """Replace a model that `headway export` did not write."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Default: that of the folder from which the job started, else float32."""
+    merge: bool = False
+    """Add a job's adapters to the weights beside them."""
+
+
+def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_json: AsJson = False) -> Answer:
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
 
     A job with an [adapter] gives a folder that PEFT opens; --merge gives the whole model. An earlier export in the
@@ -334,36 +336,26 @@ def export(
         draw_over(f"layer {done}/{total}", is_last=done == total)
 
     boundary = where.run(
-        lambda session: export_job(
-            session, job, out, force=force, dtype=dtype, merge=merge, on_warning=warn, on_layer=show
-        )
+        lambda session: export_job(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
     )
     if as_json:
         return as_json_text({"job": job, "boundary": boundary.number, "out": str(out)})
     return f"{out}: the model after {boundary.number} batches"
 
 
-def trace(
-    job: JobName,
-    batches: Annotated[
-        int, typer.Option(min=1, help="Number of recent batches; workers remember a limited number.")
-    ] = 20,
-    picture: Annotated[
-        Path | None, typer.Option("--png", metavar="OUT.png", help="Draw both timelines.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="OUT.json",
-            help="Write a trace for chrome://tracing or ui.perfetto.dev.",
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    where: Where,
-    as_json: AsJson = False,
-) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """How much is shown, and which files are written."""
+
+    batches: Annotated[int, typer.Option(min=1)] = 20
+    """Number of recent batches; workers remember a limited number."""
+    picture: Annotated[Path | None, typer.Option("--png", metavar="OUT.png")] = None
+    """Draw both timelines."""
+    out: Annotated[Path | None, typer.Option(metavar="OUT.json")] = None
+    """Write a trace for chrome://tracing or ui.perfetto.dev."""
+
+
+def trace(job: JobName, options: TraceOptions, where: Where, as_json: AsJson = False) -> Answer:
     """Show what each worker of a running job did in the last batches, next to the simulator's prediction.
 
     Workers always remember their last 8192 operations. The clocks of machines differ: the command aligns the times
@@ -377,16 +369,14 @@ def trace(
     headway trace my-job
     headway trace my-job --batches 5 --png timeline.png --out timeline.json
     """
-    from dataclasses import replace
-
     import msgspec
 
     from headway.daemon.client.job_trace import trace_job
     from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
 
-    if picture is not None:
+    if options.picture is not None:
         check_drawing("--png")
-    found = where.run(lambda session: trace_job(session, job, num_batches=batches))
+    found = where.run(lambda session: trace_job(session, job, num_batches=options.batches))
     measured, run = found.pipeline, found.prediction
     title = f"{found.head}\n{found.clock_line}".strip()
     panels = [
@@ -398,7 +388,8 @@ def trace(
         predicted = Panel(timeline=run.timeline, window=window, title="predicted", x_label="simulated")
         panels.append(replace(predicted, prefix="predicted ", zero_s=begin))
     facts = _facts(found)
-    files = write_panels(panels, found.names, picture=picture, trace=out, about=msgspec.to_builtins(facts))
+    about = msgspec.to_builtins(facts)
+    files = write_panels(panels, found.names, picture=options.picture, trace=options.out, about=about)
     return as_json_text(facts) if as_json else [*found.lines, *files]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.cli.options import Answer, AsJsonLines, EtcdBinary, JobFile, LinkKind, OutDir, add, say
+from headway.daemon.cli.options import Answer, AsJsonLines, EtcdBinary, JobFile, Link, OutDir, add, say
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +52,10 @@ def run(
     job: JobFile,
     out: OutDir,
     nodes: NumNodes = 1,
-    link: LinkKind = None,
+    link: Annotated[
+        Link | None,
+        typer.Option(help="Kind of link between workers; overrides the job file.", show_default=False),
+    ] = None,
     state_dir: StateDir = None,
     etcd_binary: EtcdBinary = None,
     as_json: AsJsonLines = False,

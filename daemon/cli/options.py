@@ -1,4 +1,7 @@
-"""How a command is run: its options, some of them fields of dataclasses, its cluster, and what it answers."""
+"""How a command is run: its options, which are fields of dataclasses, its cluster, and what it answers.
+
+The text below a field is the option's help. Only names other than the field's, a metavar or limits need an annotation.
+"""
 
 import ast
 import inspect
@@ -6,11 +9,12 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -28,37 +32,24 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one objec
 JOB_FILE_HELP = 'A job file; the shortest: job.name = "first"'
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help=JOB_FILE_HELP)]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
-LinkKind = Annotated[
-    Literal["auto", "grpc", "collective"] | None,
-    typer.Option("--link", help="Kind of link between workers; overrides the job file.", show_default=False),
-]
+Link = Literal["auto", "grpc", "collective"]
 OutDir = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")]
 EtcdBinary = Annotated[
     Path | None,
     typer.Option(help="The etcd binary (default: HEADWAY_ETCD_BINARY, then pip's, then PATH).", show_default=False),
 ]
-CERTIFICATES_HELP = "Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
     """The cluster that a command talks to."""
 
-    etcd: Annotated[
-        str | None,
-        typer.Option(
-            help="etcd members, HOST:PORT[,HOST:PORT…] (HEADWAY_ETCD). Without it: the local cluster.",
-            show_default=False,
-        ),
-    ] = None
-    certs: Annotated[
-        Path | None,
-        typer.Option(help="Folder with ca.pem, cert.pem and key.pem, for --etcd (HEADWAY_CERTS).", show_default=False),
-    ] = None
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
-    ] = None
+    etcd: str | None = None
+    """etcd members, HOST:PORT[,HOST:PORT…] (HEADWAY_ETCD). Without it: the local cluster."""
+    certs: Path | None = None
+    """Folder with ca.pem, cert.pem and key.pem, for --etcd (HEADWAY_CERTS)."""
+    cluster: Path | None = None
+    """State folder of a local cluster (HEADWAY_CLUSTER; .headway)."""
 
     def find(self) -> "ClusterAddress":
         """Return its address. Raises ConfigError, StoreUnreachableError."""
@@ -119,10 +110,7 @@ def add_group(app: typer.Typer, name: str, main: Callable[..., Answer], *, is_co
 
 
 def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
-    """Return a command for typer: with an option for each field of its dataclasses, and its answer printed.
-
-    A field that says only what it is for, as a text, becomes an option that need not be given.
-    """
+    """Return a command for typer: with an option for each field of its dataclasses, and its answer printed."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, tuple[str, ...]]] = {}
@@ -131,11 +119,9 @@ def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
         if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(parameter.replace(annotation=kind))
             continue
-        of_kind = get_type_hints(kind, include_extras=True)
-        groups[name] = kind, tuple(item.name for item in fields(kind))
-        for item in fields(kind):
-            default = parameter.empty if item.default is MISSING else item.default
-            parameters.append(parameter.replace(name=item.name, annotation=of_kind[item.name], default=default))
+        options = _options_of(kind)
+        groups[name] = kind, tuple(each.name for each in options)
+        parameters += options
 
     @wraps(command)
     def run(**told: Any) -> int | None:
@@ -148,6 +134,23 @@ def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
     )
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _options_of(kind: Any) -> list[inspect.Parameter]:
+    """Return an option for each field of a dataclass; the text below the field is its help."""
+    helps, hints, options = _texts_of_fields(kind), get_type_hints(kind, include_extras=True), []
+    for item in fields(kind):
+        hint: Any = hints[item.name]
+        plain, *more = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        info = copy(more[0]) if more else typer.Option()
+        info.help, info.show_default = info.help or helps[item.name], item.default not in (None, "")
+        if plain is bool and not item.default and not info.param_decls:
+            info.param_decls = (f"--{item.name.replace('_', '-')}",)  # else there is a --no- as well
+        annotation: Any = Annotated[plain, info]
+        options.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
+        if item.default is not MISSING:
+            options[-1] = options[-1].replace(default=item.default)
+    return options
 
 
 def settings_options(kind: type, **more_flags: str) -> list[inspect.Parameter]:

@@ -15,7 +15,7 @@ from headway.daemon.cli.options import (
     AsJson,
     JobFile,
     JobName,
-    LinkKind,
+    Link,
     Where,
     add,
     as_json_text,
@@ -36,39 +36,26 @@ def register(app: typer.Typer) -> None:
     add(app, submit, plan, checkpoints)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """What a job begins with, and what overrides its file."""
+
+    origin: Annotated[str | None, typer.Option("--from", metavar="CHECKPOINT")] = None
+    """Start from this checkpoint, or from the newest of a job's folder. Without JOB.toml: its own job."""
+    model: Annotated[str | None, typer.Option(metavar="PATH")] = None
+    """Start with the weights of this folder or URL, as `[model] from` does."""
+    change: bool = False
+    """With --from: other rates, data, order and the like may follow the checkpoint."""
+    link: Link | None = None
+    """Kind of link between workers; overrides the job file."""
+    priority: Annotated[int | None, typer.Option(min=-10, max=10)] = None
+    """Priority in the queue; overrides the job file."""
+
+
 def submit(
-    job: Annotated[
-        Path | None,
-        typer.Argument(metavar="[JOB.toml]", help=JOB_FILE_HELP),
-    ] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="CHECKPOINT",
-            help="Start from this checkpoint, or from the newest of a job's folder. Without JOB.toml: its own job.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH",
-            help="Start with the weights of this folder or URL, as `[model] from` does.",
-            show_default=False,
-        ),
-    ] = None,
-    are_changes_meant: Annotated[
-        bool,
-        typer.Option("--change", help="With --from: other rates, data, order and the like may follow the checkpoint."),
-    ] = False,
-    link: LinkKind = None,
-    priority: Annotated[
-        int | None,
-        typer.Option(min=-10, max=10, help="Priority in the queue; overrides the job file.", show_default=False),
-    ] = None,
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.toml]", help=JOB_FILE_HELP)] = None,
     *,
+    options: SubmitOptions,
     where: Where,
     as_json: AsJson = False,
 ) -> Answer:
@@ -83,7 +70,12 @@ def submit(
     from headway.daemon.client import submission
 
     draft = submission.read_draft(
-        job, checkpoint=origin, model=model, are_changes_meant=are_changes_meant, link=link, priority=priority
+        job,
+        checkpoint=options.origin,
+        model=options.model,
+        are_changes_meant=options.change,
+        link=options.link,
+        priority=options.priority,
     )
     done = where.run(lambda session: submission.submit(session, draft, tell=show_sending, warn=warn))
     if as_json:
@@ -142,41 +134,18 @@ def _line(entry: "FoundCheckpoint") -> str:
 class PlanOptions:
     """For which nodes to plan, and what to show of it."""
 
-    nodes: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
-    ] = 0
-    memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0
-    nodes_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--nodes-file",
-            metavar="N.toml",
-            help="File with nodes, devices and links instead of the cluster's.",
-            show_default=False,
-        ),
-    ] = None
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--simulate",
-            metavar="OUT.png",
-            help="Simulate the plan, and draw the pipeline's timeline.",
-            show_default=False,
-        ),
-    ] = None
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace",
-            metavar="OUT.json",
-            help="Simulate the plan, and write a trace for chrome://tracing or Perfetto.",
-            show_default=False,
-        ),
-    ] = None
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Also print the arithmetic: the parts of each worker's memory and seconds."),
-    ] = False
+    nodes: Annotated[int, typer.Option(min=0, max=10_000)] = 0
+    """Number of equal CPU nodes to plan for, instead of the cluster's."""
+    memory: Annotated[float, typer.Option(min=0)] = 0.0
+    """Memory of each of the --nodes in GiB; 0: enough."""
+    nodes_file: Annotated[Path | None, typer.Option(metavar="N.toml")] = None
+    """File with nodes, devices and links instead of the cluster's."""
+    picture: Annotated[Path | None, typer.Option("--simulate", metavar="OUT.png")] = None
+    """Simulate the plan, and draw the pipeline's timeline."""
+    trace: Annotated[Path | None, typer.Option(metavar="OUT.json")] = None
+    """Simulate the plan, and write a trace for chrome://tracing or Perfetto."""
+    explain: bool = False
+    """Also print the arithmetic: the parts of each worker's memory and seconds."""
 
 
 def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = False) -> Answer:

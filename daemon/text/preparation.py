@@ -18,51 +18,40 @@ MAX_PACKED: Final = 1 << 24
 class Preparation:
     """The options of `headway data prepare`. Raises ConfigError for those that do not fit each other."""
 
-    tokenizer: Annotated[str, typer.Option(help="`bytes`, a `tokenizers` JSON file, or its folder.")] = "bytes"
-    field: Annotated[
-        str, typer.Option(help="Column of the text, or of the messages; empty: `text`, or a known form.")
-    ] = ""
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")
-    ] = False
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help='Records have a chosen and a rejected answer, for objective = "dpo".')
-    ] = False
-    binary: Annotated[bool, typer.Option("--binary", help="Take each file as it is, text or not.")] = False
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None
-    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train"
-    end_of_text: Annotated[
-        str,
-        typer.Option(
-            metavar="TOKEN", help="Token after each document, instead of the tokenizer's own.", show_default=False
-        ),
-    ] = ""
-    no_bos: Annotated[
-        bool, typer.Option("--no-bos", help="Begin no text with the token that the tokenizer itself puts there.")
-    ] = False
-    max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0
-    pack: Annotated[
-        int,
-        typer.Option(
-            metavar="LENGTH", help="Pack whole documents into rows for sequences of this length; 0: one stream."
-        ),
-    ] = 0
-    flags: Annotated[bool, typer.Option("--flags", help="Mark where documents begin; --chat and --pack always do.")] = (
-        False
-    )
-    validation: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the documents that are held out for evaluation.")
-    ] = 0.0
-    seed: Annotated[int, typer.Option(help="Chooses which documents are held out.")] = 0
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Names of special tokens in texts and messages are these tokens.")
-    ] = False
-    date: Annotated[
-        str, typer.Option(metavar="DAY", help="The day that chat templates are told: the same data, the same tokens.")
-    ] = str(TODAY)
-    max_bad: Annotated[
-        int, typer.Option(min=0, help="Records that may be left out, with a warning, because they cannot be used.")
-    ] = 100
+    tokenizer: str = "bytes"
+    """`bytes`, a `tokenizers` JSON file, or its folder."""
+    field: str = ""
+    """Column of the text, or of the messages; empty: `text`, or a known form."""
+    chat: bool = False
+    """Records are conversations; train on what the assistant says."""
+    pairs: bool = False
+    """Records have a chosen and a rejected answer, for objective = "dpo"."""
+    binary: bool = False
+    """Take each file as it is, text or not."""
+    config: str | None = None
+    """Configuration of a data set."""
+    split: str = "train"
+    """Split of a data set."""
+    end_of_text: Annotated[str, typer.Option(metavar="TOKEN")] = ""
+    """Token after each document, instead of the tokenizer's own."""
+    no_bos: bool = False
+    """Begin no text with the token that the tokenizer itself puts there."""
+    max_tokens: Annotated[int, typer.Option(min=0)] = 0
+    """Maximum number of tokens; 0: all."""
+    pack: Annotated[int, typer.Option(metavar="LENGTH")] = 0
+    """Pack whole documents into rows for sequences of this length; 0: one stream."""
+    flags: bool = False
+    """Mark where documents begin; --chat and --pack always do."""
+    validation: Annotated[float, typer.Option(metavar="SHARE")] = 0.0
+    """Share of the documents that are held out for evaluation."""
+    seed: int = 0
+    """Chooses which documents are held out."""
+    special_tokens: bool = False
+    """Names of special tokens in texts and messages are these tokens."""
+    date: Annotated[str, typer.Option(metavar="DAY")] = str(TODAY)
+    """The day that chat templates are told: the same data, the same tokens."""
+    max_bad: Annotated[int, typer.Option(min=0)] = 100
+    """Records that may be left out, with a warning, because they cannot be used."""
 
     def __post_init__(self) -> None:
         if not (self.pack == 0 or 2 <= self.pack <= MAX_PACKED):

@@ -63,7 +63,7 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
     monkeypatch.setattr(job_requests, "submit", submit)
     monkeypatch.setattr(peer_client, "NodeClient", Client)
     monkeypatch.setattr(checkpoint, "probe", tried.append)
-    submission.submit(tmp_path / "job.toml", where=Where())
+    submission.submit(tmp_path / "job.toml", options=submission.SubmitOptions(), where=Where())
     assert submitted == ["j"]
     assert tried == ([] if identity else ["s3://bucket/c"])
 
