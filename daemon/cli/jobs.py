@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,7 +29,6 @@ from headway.daemon.cli.options import (
 if TYPE_CHECKING:
     from headway.daemon.base.addresses import NodeEndpoint
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-    from headway.daemon.client.job_trace import JobTrace
     from headway.daemon.reports.job_report import JobReport
     from headway.daemon.reports.watch_view import Snapshot
 
@@ -372,38 +371,12 @@ def trace(job: JobName, options: TraceOptions, where: Where, as_json: AsJson = F
     import msgspec
 
     from headway.daemon.client.job_trace import trace_job
-    from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
+    from headway.daemon.reports.pipeline_picture import check_drawing, write_panels
 
     if options.picture is not None:
         check_drawing("--png")
-    found = where.run(lambda session: trace_job(session, job, num_batches=options.batches))
-    measured, run = found.pipeline, found.prediction
-    title = f"{found.head}\n{found.clock_line}".strip()
-    panels = [
-        Panel(timeline=measured.timeline, window=measured.window, title=title, x_label="measured", prefix="measured ")
-    ]
-    if run is not None:
-        begin, end = run.window
-        window = begin, min(end, begin + measured.window[1])
-        predicted = Panel(timeline=run.timeline, window=window, title="predicted", x_label="simulated")
-        panels.append(replace(predicted, prefix="predicted ", zero_s=begin))
-    facts = _facts(found)
-    about = msgspec.to_builtins(facts)
-    files = write_panels(panels, found.names, picture=options.picture, trace=options.out, about=about)
-    return as_json_text(facts) if as_json else [*found.lines, *files]
-
-
-def _facts(found: "JobTrace") -> dict[str, object]:
-    run = found.prediction
-    return {
-        "job": found.job,
-        "generation": found.generation,
-        "first_batch": found.pipeline.first_batch,
-        "last_batch": found.pipeline.last_batch,
-        "batch_seconds": found.pipeline.step_seconds,
-        "predicted_batch_seconds": run.step_seconds if run is not None else None,
-        "workers": found.workers,
-        "clocks": found.clocks,
-        "are_launches": found.are_launches,
-        "troubles": found.troubles,
-    }
+    found, measured, run = where.run(lambda session: trace_job(session, job, num_batches=options.batches))
+    panels, names = found.panels(measured, run), [worker.name for worker in found.workers]
+    about = msgspec.to_builtins(found)
+    files = write_panels(panels, names, picture=options.picture, trace=options.out, about=about)
+    return as_json_text(found) if as_json else [*found.lines, *files]

@@ -16,7 +16,7 @@ from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.outlook import as_fast_as_their_like, measured
-from headway.daemon.reports.pipeline_picture import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
+from headway.daemon.reports.pipeline_picture import MeasuredPipeline, Panel, WorkerFigures, figures, measured_pipeline
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.simulator import TimedOp
@@ -47,15 +47,17 @@ class WorkerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTrace:
-    """The result of `headway trace`."""
+    """The result of `headway trace`, as `--json` has it."""
 
     job: str
     generation: int
-    names: tuple[str, ...]
-    """Names of the rows, one per worker of the plan."""
-    pipeline: MeasuredPipeline
-    prediction: Forecast | None
-    """The simulated schedule; None: a node of the plan is gone."""
+    first_batch: int
+    last_batch: int
+    batch_seconds: float
+    predicted_batch_seconds: float | None
+    """By the simulated schedule; None: a node of the plan is gone."""
+    workers: tuple[WorkerTimes, ...]
+    """All workers of the plan, in its order."""
     clocks: Mapping[str, Clock]
     """Alignment of each node's clock."""
     are_launches: bool
@@ -63,27 +65,13 @@ class JobTrace:
     troubles: tuple[str, ...]
 
     @property
-    def workers(self) -> tuple[WorkerTimes, ...]:
-        """Return all workers of the plan, in its order."""
-        have = {done.stage for done in self.pipeline.timeline}
-        run = self.prediction
-        return tuple(
-            WorkerTimes(
-                name=name,
-                measured=figures(self.pipeline.timeline, row, self.pipeline.window) if row in have else None,
-                predicted=figures(run.timeline, row, run.window) if run is not None else None,
-            )
-            for row, name in enumerate(self.names)
-        )
-
-    @property
     def head(self) -> str:
         """Return the headline."""
-        found, run = self.pipeline, self.prediction
-        over = f", {run.step_seconds:.3g} predicted ({found.step_seconds / run.step_seconds - 1:+.0%})" if run else ""
+        took_s, predicted_s = self.batch_seconds, self.predicted_batch_seconds
+        over = f", {predicted_s:.3g} predicted ({took_s / predicted_s - 1:+.0%})" if predicted_s else ""
         return (
-            f"{self.job}: batches {found.first_batch} to {found.last_batch} of generation {self.generation}, "
-            f"{found.step_seconds:.3g} s a batch measured{over}"
+            f"{self.job}: batches {self.first_batch} to {self.last_batch} of generation {self.generation}, "
+            f"{took_s:.3g} s a batch measured{over}"
         )
 
     @property
@@ -108,6 +96,25 @@ class JobTrace:
             lines.append("Times on CUDA devices are those of launches; the device computes later.")
         return [*lines, *([self.clock_line] if self.clock_line else []), *self.troubles]
 
+    def panels(self, measured: MeasuredPipeline, run: Forecast | None) -> list[Panel]:
+        """Return both timelines for a picture, in one scale."""
+        title = f"{self.head}\n{self.clock_line}".strip()
+        window = measured.window
+        panels = [Panel(timeline=measured.timeline, window=window, title=title, x_label="measured", prefix="measured ")]
+        if run is not None:
+            begin, end = run.window
+            panels.append(
+                Panel(
+                    timeline=run.timeline,
+                    window=(begin, min(end, begin + window[1])),
+                    title="predicted",
+                    x_label="simulated",
+                    prefix="predicted ",
+                    zero_s=begin,
+                )
+            )
+        return panels
+
 
 _TITLES: Final = (
     "stage", "worker",
@@ -123,8 +130,10 @@ def _cells(found: WorkerFigures | None) -> tuple[str, ...]:
     return (*("" if seconds is None else f"{seconds * 1e3:.3g}" for seconds in times), f"{found.idle:.1%}")
 
 
-async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> JobTrace:
-    """Return the newest batches that all workers remember.
+async def trace_job(
+    session: ClusterSession, name: str, *, num_batches: int
+) -> tuple[JobTrace, MeasuredPipeline, Forecast | None]:
+    """Return the newest batches that all workers remember, with the timelines, measured and predicted.
 
     Raises ConfigError for a job that does not exist or does not run, RecoveryError when there is nothing to show,
     UnavailableError when no daemon answers.
@@ -150,7 +159,7 @@ async def _collect(client: NodeClient, endpoint: NodeEndpoint, job: str) -> list
 
 def _put_together(
     view: ClusterView, job: JobView, plan: PlanRecord, traces: Sequence[WorkerTrace], *, num_batches: int
-) -> JobTrace:
+) -> tuple[JobTrace, MeasuredPipeline, Forecast | None]:
     names = worker_labels(plan.workers)
     found = {trace.worker: trace for trace in traces if not trace.trouble}
     troubles = tuple(f"{names[trace.worker]}: {trace.trouble}" for trace in traces if trace.trouble)
@@ -160,18 +169,30 @@ def _put_together(
         raise RecoveryError(
             f"job {job.name}", "; ".join(troubles) or "no batch has gone through all of its workers yet; ask again"
         )
-    return JobTrace(
+    run = _predicted(view, job, plan, num_batches=pipeline.last_batch - pipeline.first_batch + 1)
+    have = {done.stage for done in pipeline.timeline}
+    told = JobTrace(
         job=job.name,
         generation=plan.generation,
-        names=names,
-        pipeline=pipeline,
-        prediction=_predicted(view, job, plan, num_batches=pipeline.last_batch - pipeline.first_batch + 1),
+        first_batch=pipeline.first_batch,
+        last_batch=pipeline.last_batch,
+        batch_seconds=pipeline.step_seconds,
+        predicted_batch_seconds=run.step_seconds if run is not None else None,
+        workers=tuple(
+            WorkerTimes(
+                name=name,
+                measured=figures(pipeline.timeline, row, pipeline.window) if row in have else None,
+                predicted=figures(run.timeline, row, run.window) if run is not None else None,
+            )
+            for row, name in enumerate(names)
+        ),
         clocks={
             trace.node: Clock(ahead_s=trace.clock_ahead_s, error_s=trace.clock_error_s) for trace in found.values()
         },
         are_launches=any(trace.operations.launched for trace in found.values()),
         troubles=troubles,
     )
+    return told, pipeline, run
 
 
 def _timeline(trace: WorkerTrace) -> list[TimedOp]:
