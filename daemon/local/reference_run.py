@@ -81,11 +81,7 @@ def run_reference(
 
     Raises ConfigError, DataError and JobFailedError.
     """
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
-    chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
-    cache_dir = default_cache_dir()
+    chosen, cache_dir = _chosen(device), default_cache_dir()
     devices = find_devices(chosen, 0)
     spec = read_draft(job_file).resolved(devices)
     check_tokenizer(spec, job_file)
@@ -130,6 +126,13 @@ def run_reference(
         )
     early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
     return (early if num_done < spec.train.batches else "") + _comparable(spec, coded_cuts)
+
+
+def _chosen(device: str) -> Literal["cpu", "cuda"]:
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
+    return "cuda" if device != "cpu" and has_cuda else "cpu"
 
 
 @contextmanager
