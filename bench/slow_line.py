@@ -45,6 +45,7 @@ from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.worker.goal import JobGeneration
+from headway.proto.control_pb2 import ReadRequest
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.state_file import StateHeader, write_state
 
@@ -85,12 +86,10 @@ class CountingClient(NodeClient):
 
     num_asked = 0
 
-    def fetch_state(
-        self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
-    ) -> AsyncIterator[bytes]:
+    def read(self, endpoint: NodeEndpoint, request: ReadRequest) -> AsyncIterator[bytes]:
         """One more."""
         self.num_asked += 1
-        return super().fetch_state(endpoint, key, offset=offset, forward=forward, unhurried=unhurried)
+        return super().read(endpoint, request)
 
 
 async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int) -> list[Fetch]:

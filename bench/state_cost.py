@@ -22,9 +22,8 @@ from rigs.measure import Figure, progress, report
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.blobs.library import DataLibrary
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.blobs.transfer import bring, holder
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.net.certificates import CertificateAuthority
@@ -85,7 +84,7 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
                 for key in keys:
                     held = owner.contents[key]
                     sources = [holder(client, endpoint, key, held.digest)]
-                    await bring(buddy, key, sources.copy, expected=held.digest)
+                    await buddy.bring(key, sources.copy, expected=held.digest)
                 ended = cpu_s()
                 if sample:  # the first one touches the memory
                     written_s.append((between - began) / gigabytes)

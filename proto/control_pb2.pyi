@@ -192,35 +192,41 @@ class DescribeReply(_message.Message):
     clock_s: float
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol: _Optional[int] = ..., etcd_reachable: _Optional[bool] = ..., leader: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
-class FetchStateRequest(_message.Message):
-    __slots__ = ("job", "timeline", "boundary", "layer", "offset", "forward", "unhurried")
+class ReadRequest(_message.Message):
+    __slots__ = ("layer", "shard", "offset", "forward", "unhurried")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    UNHURRIED_FIELD_NUMBER: _ClassVar[int]
+    layer: LayerFile
+    shard: ShardFile
+    offset: int
+    forward: bool
+    unhurried: bool
+    def __init__(self, layer: _Optional[_Union[LayerFile, _Mapping]] = ..., shard: _Optional[_Union[ShardFile, _Mapping]] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ..., unhurried: _Optional[bool] = ...) -> None: ...
+
+class LayerFile(_message.Message):
+    __slots__ = ("job", "timeline", "boundary", "layer")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_FIELD_NUMBER: _ClassVar[int]
-    UNHURRIED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     boundary: int
     layer: str
-    offset: int
-    forward: bool
-    unhurried: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ..., unhurried: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ...) -> None: ...
 
-class FetchDataRequest(_message.Message):
-    __slots__ = ("sha256", "offset", "data_sha256", "forward_file")
+class ShardFile(_message.Message):
+    __slots__ = ("sha256", "data_sha256", "name")
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_SHA256_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_FILE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     sha256: str
-    offset: int
     data_sha256: str
-    forward_file: str
-    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., data_sha256: _Optional[str] = ..., forward_file: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, sha256: _Optional[str] = ..., data_sha256: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class HasDataRequest(_message.Message):
     __slots__ = ("sha256", "source")

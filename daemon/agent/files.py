@@ -21,9 +21,8 @@ from headway.daemon.blobs.checkpoint import copy_to_checkpoint, layer_at, probe,
 from headway.daemon.blobs.checkpoint_names import boundary_url
 from headway.daemon.blobs.fetch import Source, source_at
 from headway.daemon.blobs.file_threads import Beat, FileThreads
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.blobs.transfer import bring, holder
 from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import Save
 from headway.daemon.cluster.state_key import StateKey
@@ -228,7 +227,7 @@ class StateKeeper:
         self, step: Fetch, sources: Callable[[], Iterable[Source]], *, tell: Callable[[int], None] = lambda _: None
     ) -> None:
         generation, uid = step.run_key.generation, _uid(self._job(step.key.job))
-        await bring(self._store, step.key, sources, expected=step.expected, generation=generation, uid=uid, tell=tell)
+        await self._store.bring(step.key, sources, expected=step.expected, generation=generation, uid=uid, tell=tell)
 
     async def copy_to_checkpoint(self, step: Upload) -> None:
         """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.

@@ -17,10 +17,9 @@ from headway.daemon.base.errors import RecoveryError, StorageAwayError
 from headway.daemon.blobs.fetch import Failures, PartialFile, Source, fetch
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.transfer import in_time
 from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.models.origin_folder import OriginFolder
-from headway.proto.control_pb2 import GivenData, WantedData
+from headway.proto.control_pb2 import GivenData, ReadRequest, ShardFile, WantedData
 from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, DataFile, ShardIndex, read_index
 from headway.stages.errors import DataError, PeerError, UnavailableError
 from headway.stages.state.file_digest import FileDigest
@@ -58,14 +57,8 @@ def node_giver(client: NodeClient, endpoint: NodeEndpoint, sha256: str, *, reads
     """Return another node. sha256: name of the data set. reads_url: a node without it reads the job's URL for us."""
 
     def read(wanted: DataFile, offset: int) -> AsyncIterator[bytes]:
-        pieces = client.fetch_data(
-            endpoint,
-            wanted.sha256 or sha256,
-            offset=offset,
-            data_sha256=sha256,
-            forward_file=wanted.file if reads_url else "",
-        )
-        return in_time(endpoint, pieces, heard=client.heard)
+        shard = ShardFile(sha256=wanted.sha256 or sha256, data_sha256=sha256, name=wanted.file)
+        return client.read(endpoint, ReadRequest(shard=shard, offset=offset, forward=reads_url))
 
     return Giver(f"{endpoint}" + (" (reading the URL)" if reads_url else ""), read)
 

@@ -1,6 +1,7 @@
 """Calls to other nodes' daemons: mTLS, a deadline each, errors that name the peer."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -8,33 +9,35 @@ from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import RecoveryError
+from headway.daemon.blobs.fetch import Source
 from headway.daemon.cluster.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
-from headway.proto.control_pb2 import FetchDataRequest, FetchStateRequest
+from headway.proto.control_pb2 import LayerFile, ReadRequest
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.shared_port import listening_port, listening_ports, open_channel
 from headway.stages.sockets.tls_identity import Identity, dialling
 from headway.stages.sockets.tls_sentences import OTHER_NAME, in_words
+from headway.stages.state.file_digest import FileDigest
 
-_SERVICE = "headway.control.Files"
-_REQUESTS: dict[str, Any] = {"FetchState": FetchStateRequest, "FetchData": FetchDataRequest}
+log = structlog.get_logger()
 
-
-def add_byte_streams(server: grpc.aio.Server, methods: dict[str, Callable[[Any, Any], AsyncIterator[bytes]]]) -> None:
-    """Let a server answer FetchState and FetchData, each by a method that takes the request and gRPC's context."""
-    handlers: dict[str, Any] = {
-        name: grpc.unary_stream_rpc_method_handler(method, request_deserializer=_REQUESTS[name].FromString)
-        for name, method in methods.items()
-    }
-    server.add_registered_method_handlers(_SERVICE, handlers)
+_FILES, _READ = "headway.control.Files", "Read"
 
 
-def byte_stream(channel: grpc.aio.Channel, name: str) -> Any:
-    """Return the method of this name, to be called with its request."""
-    return channel.unary_stream(f"/{_SERVICE}/{name}", request_serializer=_REQUESTS[name].SerializeToString)
+def add_reading(server: grpc.aio.Server, read: Callable[[ReadRequest, Any], AsyncIterator[bytes]]) -> None:
+    """Let a server answer Read, by a method that takes the request and gRPC's context. Its answers are raw bytes."""
+    handler: Any = grpc.unary_stream_rpc_method_handler(read, request_deserializer=ReadRequest.FromString)
+    server.add_registered_method_handlers(_FILES, {_READ: handler})
+
+
+def layer_request(key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False) -> ReadRequest:
+    """Return the request for one layer's file."""
+    layer = LayerFile(job=key.job, timeline=key.timeline, boundary=key.boundary, layer=key.layer)
+    return ReadRequest(layer=layer, offset=offset, forward=forward, unhurried=unhurried)
 
 
 KEEPALIVE_S: Final = 10.0
@@ -68,6 +71,10 @@ DIAL_TIMEOUT_S = 90.0
 FOLDER_TIMEOUT_S = 20.0
 """Time for a node to write to a store, or to find that it does not answer."""
 TRANSFER_TIMEOUT_S = 600.0
+SILENCE_S: Final = 10.0
+"""Seconds of silence after which the next source of a file is asked."""
+MOST_SILENCES: Final = 6
+"""Multiple of that time for a file that does not move while its connection does."""
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
 """A connection without a call is closed after this time: its node may have left, and gRPC would dial it for ever."""
@@ -114,7 +121,7 @@ class NodeClient:
         """Number of channels that led nowhere, of endpoints behind several ports."""
         self.unanswered: Callable[[str], None] = lambda _: None
         """Told of each node that did not send a file."""
-        self.heard: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
         """Time at which each address with a channel sent the last piece of a file."""
 
     @property
@@ -193,48 +200,27 @@ class NodeClient:
         request = control_pb2.StandByRequest(node=node)
         return self._read(endpoint, lambda stub: stub.StandBy(request))
 
-    async def fetch_state(
-        self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
-    ) -> AsyncIterator[bytes]:
-        """Yield one layer's file from an offset on, in pieces. RecoveryError: the node does not have it; PeerError
-        otherwise.
+    async def read(self, endpoint: NodeEndpoint, request: ReadRequest) -> AsyncIterator[bytes]:
+        """Yield a file from the request's offset on, in unverified pieces; an empty one says that the node is at work.
 
-        unhurried: no worker waits for it, so it may come slowly, and has no overall deadline: the caller limits the
-        wait for each piece.
+        A file may have any size, so there is no overall deadline, but one for each piece: see `in_time`. RecoveryError:
+        the node does not have it; PeerError otherwise.
         """
-        request = control_pb2.FetchStateRequest(
-            job=key.job,
-            timeline=key.timeline,
-            boundary=key.boundary,
-            layer=key.layer,
-            offset=offset,
-            forward=forward,
-            unhurried=unhurried,
-        )
-        timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
-        pieces = self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
+
+        def call(channel: grpc.aio.Channel) -> AsyncIterator[bytes]:
+            method: Any = channel.unary_stream(f"/{_FILES}/{_READ}", request_serializer=ReadRequest.SerializeToString)
+            return method(request)  # type: ignore[no-any-return]
+
         try:
-            async with aclosing(pieces):
+            async with (
+                aclosing(self._stream(endpoint, call)) as coming,
+                aclosing(in_time(endpoint, coming, heard=self._heard)) as pieces,
+            ):
                 async for piece in pieces:
                     yield piece
         except UnavailableError:
             self.unanswered(endpoint.name)
             raise
-
-    def fetch_data(
-        self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0, data_sha256: str = "", forward_file: str = ""
-    ) -> AsyncIterator[bytes]:
-        """Yield a token shard, or the index of a whole data set, by its SHA-256. Errors as in `fetch_state`.
-
-        data_sha256: of that index, so that the node looks for the data where it was not verified yet. forward_file: the
-        file's name, so that the node reads it at the job's URL. A piece may be empty: the node is at work.
-
-        A shard may have any size, so there is no overall deadline: the caller limits the wait for each piece.
-        """
-        request = control_pb2.FetchDataRequest(
-            sha256=sha256, offset=offset, data_sha256=data_sha256, forward_file=forward_file
-        )
-        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request))
 
     async def has_data(self, endpoint: NodeEndpoint, sha256: str, source: str) -> control_pb2.HasDataReply:
         """Return whether a node has a data set in its cache or in a folder, and its room for one. Raises PeerError."""
@@ -354,8 +340,73 @@ class NodeClient:
         """Close a channel that no call uses."""
         if not line.num_calls and self._lines.get(endpoint) is line:
             del self._lines[endpoint]
-            self.heard.pop(endpoint.address, None)
+            self._heard.pop(endpoint.address, None)
             await line.channel.close()
+
+
+async def in_time(
+    endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], *, heard: dict[str, float]
+) -> AsyncGenerator[bytes]:
+    """Yield the pieces as they come. Raises UnavailableError when the next one does not.
+
+    heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns. So a
+    file is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
+    """
+    while True:
+        piece = await _next_in_time(endpoint, pieces, heard)
+        if piece is None:
+            return
+        heard[endpoint.address] = time.monotonic()
+        yield piece
+
+
+async def _next_in_time(endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], heard: dict[str, float]) -> bytes | None:
+    asked = time.monotonic()
+    coming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
+    try:
+        while not coming.done():
+            silent_from = min(max(asked, heard.get(endpoint.address, 0.0)), asked + (MOST_SILENCES - 1) * SILENCE_S)
+            left_s = silent_from + SILENCE_S - time.monotonic()
+            if left_s <= 0:
+                raise UnavailableError(str(endpoint), f"sent nothing for {time.monotonic() - silent_from:.3g} s")
+            await asyncio.wait({coming}, timeout=left_s)
+        return coming.result()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait({coming})
+
+
+def holder(
+    client: NodeClient,
+    endpoint: NodeEndpoint,
+    key: StateKey,
+    expected: FileDigest,
+    *,
+    unhurried: bool = False,
+    is_forwarded: bool = False,
+) -> Source:
+    """Return a node as the source of a layer's file.
+
+    After wrong bytes it is asked for those after the last one: that makes it check its own file, and delete a damaged
+    one. unhurried: no worker waits for the file, so it may come slowly. is_forwarded: a node without it reads it where
+    it can, also from the checkpoint folder.
+    """
+
+    def read(offset: int) -> AsyncIterator[bytes]:
+        asked = layer_request(key, offset=offset, forward=is_forwarded, unhurried=unhurried)
+        return client.read(endpoint, asked)
+
+    async def let_it_check(_error: RecoveryError) -> None:
+        if is_forwarded:
+            return
+        try:
+            async for _ in client.read(endpoint, layer_request(key, offset=expected.size_bytes)):
+                pass
+        except (PeerError, RecoveryError) as error:
+            log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
+
+    return Source(str(endpoint), read, let_it_check)
 
 
 async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:

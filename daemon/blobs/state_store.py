@@ -17,7 +17,7 @@ import structlog
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.owned_folders import make_folder, make_private
-from headway.daemon.blobs.fetch import PartialFile, partial_path
+from headway.daemon.blobs.fetch import PartialFile, Source, fetch, partial_path
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.stages.state.file_digest import FileDigest
@@ -222,6 +222,27 @@ class StateStore:
         self.require_room(expected.size_bytes, str(key), held=key)  # others may have begun meanwhile
         self._incoming[key] = expected.size_bytes
         return PartialFile(path, expected, what=str(key))
+
+    async def bring(
+        self,
+        key: StateKey,
+        sources: Callable[[], Iterable[Source]],
+        *,
+        expected: FileDigest,
+        generation: int = 0,
+        uid: str = "",
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Bring a file in from the first source that gives it, continuing at the next where one failed.
+
+        tell: is called with the number of bytes that are there. Raises RecoveryError as `fetch`. Bytes that have come
+        stay for the next attempt, until the file is abandoned.
+        """
+        file = await self.receive(key, expected)
+        source = await fetch(file, sources, in_thread=self.in_thread, tell=tell)
+        size_bytes, checksum = expected.size_bytes, expected.checksum
+        await self.adopt(key, file.path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
+        log.info("state_fetched", key=str(key), source=source.name, size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:
         """Drop the pieces of an arriving file, soon. If there are none, nothing happens."""

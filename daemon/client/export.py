@@ -11,8 +11,7 @@ from torch import Tensor
 from headway.daemon.base.errors import ConfigError, RecoveryError, UnwritableError
 from headway.daemon.blobs.data_source import tokenizer_at
 from headway.daemon.blobs.fetch import PartialFile, fetch
-from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.transfer import holder
+from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey

@@ -53,11 +53,12 @@ class DataService:
         free_bytes = await self._library.free_bytes()
         return control_pb2.HasDataReply(is_here=is_here, free_bytes=free_bytes, there_bytes=there_bytes)
 
-    async def pieces(self, request: control_pb2.FetchDataRequest) -> AsyncIterator[bytes]:
+    async def pieces(self, request: control_pb2.ReadRequest) -> AsyncIterator[bytes]:
         """Yield a file by its SHA-256; empty pieces while it is being verified. Raises RecoveryError."""
-        sources = self._sources_of(request.data_sha256)
+        wanted = request.shard
+        sources = self._sources_of(wanted.data_sha256)
         folders = [source for source in sources if not is_url(source)]
-        finding = asyncio.ensure_future(self._library.found(request.sha256, request.data_sha256, folders))
+        finding = asyncio.ensure_future(self._library.found(wanted.sha256, wanted.data_sha256, folders))
         async with aclosing(_alive_until(finding)) as nothing:
             async for piece in nothing:
                 yield piece
@@ -66,9 +67,9 @@ class DataService:
                 yield piece
             return
         urls = [source for source in sources if is_url(source)]
-        if not urls or not request.forward_file:
-            unknown = ", which knows no job with it at a URL" if request.forward_file else ""
-            raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._node}{unknown}")
+        if not urls or not request.forward:
+            unknown = ", which knows no job with it at a URL" if request.forward else ""
+            raise RecoveryError(f"data {wanted.sha256[:12]}…", f"is not on node {self._node}{unknown}")
         async for piece in self._read(urls[0], request):
             yield piece
 
@@ -98,20 +99,20 @@ class DataService:
         finally:
             taking.cancel()
 
-    async def _read(self, url: str, request: control_pb2.FetchDataRequest) -> AsyncIterator[bytes]:
+    async def _read(self, url: str, request: control_pb2.ReadRequest) -> AsyncIterator[bytes]:
         """Yield a file of the job's data from a URL, from an offset on; empty pieces while its server is slow.
 
         Whoever asked compares its hash. Raises RecoveryError, also for each file that the job's index does not name.
         """
-        name = request.forward_file
+        wanted, name = request.shard, request.shard.name
 
         def begin(beat: Beat) -> Iterator[bytes]:
             folder = OriginFolder(url, beat=beat)
             if name == INDEX_NAME:
-                return iter((self._index_at(folder, request.data_sha256)[request.offset :],))
-            if request.data_sha256 not in self._forwarded:
-                self._index_at(folder, request.data_sha256)
-            size = self._forwarded.get(request.data_sha256, {}).get((name, request.sha256))
+                return iter((self._index_at(folder, wanted.data_sha256)[request.offset :],))
+            if wanted.data_sha256 not in self._forwarded:
+                self._index_at(folder, wanted.data_sha256)
+            size = self._forwarded.get(wanted.data_sha256, {}).get((name, wanted.sha256))
             if size is None:
                 raise RecoveryError(url, f"{name!r} is not a file of the data")
             return folder.read(name, request.offset, size)

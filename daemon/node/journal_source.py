@@ -18,9 +18,8 @@ from headway.daemon.blobs.checkpoint import is_there, layer_at, part_at, resolve
 from headway.daemon.blobs.checkpoint_names import part_name, parts_url
 from headway.daemon.blobs.fetch import PartialFile, Source, fetch
 from headway.daemon.blobs.file_threads import FileThreads
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.blobs.transfer import holder
 from headway.daemon.cluster.lineage import JournalPart, own_parts
 from headway.daemon.cluster.records import CheckpointRecord
 from headway.daemon.cluster.state_key import JOURNAL, StateKey

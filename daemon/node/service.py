@@ -23,7 +23,7 @@ from headway.daemon.base.places import is_store, why_no_place
 from headway.daemon.blobs.checkpoint import CHUNK_BYTES, layer_at, probe, resolve_checkpoint_dir
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.library import DataLibrary
-from headway.daemon.blobs.peer_client import KEEPALIVE_S, NodeClient, add_byte_streams, server_keepalive
+from headway.daemon.blobs.peer_client import KEEPALIVE_S, NodeClient, add_reading, layer_request, server_keepalive
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.cluster_records import InvitationRecord
 from headway.daemon.cluster.format import encode
@@ -317,18 +317,14 @@ class NodeService(control_pb2_grpc.NodeServicer):
             reply.certificate = await self._desk.signer.renew(shown, request.request)
         return reply
 
-    async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
-        """Send one layer's file: from the store or, when asked to forward, from a holder or the checkpoint."""
-        key = StateKey(request.job, request.timeline, request.boundary, request.layer)
-        kind = TransferKind.COPY if request.unhurried else TransferKind.RECOVERY
+    async def read(self, request: control_pb2.ReadRequest, context: Any) -> AsyncIterator[bytes]:
+        """Send a layer's file, a token shard or the index of a data set."""
+        if request.HasField("shard"):
+            kind, pieces = TransferKind.DATA, self._data.pieces(request)
+        else:
+            kind, pieces = TransferKind.COPY if request.unhurried else TransferKind.RECOVERY, self._layer(request)
         async with _answering(context):
-            async for piece in self._desk.outgoing.send(kind, self._state_pieces(key, request)):
-                yield piece
-
-    async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
-        """Send a token shard or the index of a data set, by SHA-256."""
-        async with _answering(context):
-            async for piece in self._desk.outgoing.send(TransferKind.DATA, self._data.pieces(request)):
+            async for piece in self._desk.outgoing.send(kind, pieces):
                 yield piece
 
     async def HasData(self, request: control_pb2.HasDataRequest, context: Any) -> control_pb2.HasDataReply:  # noqa: N802
@@ -372,8 +368,10 @@ class NodeService(control_pb2_grpc.NodeServicer):
             async for trace in self._traces.own(request.job) if request.forwarded else self._traces.all(request.job):
                 yield trace
 
-    async def _state_pieces(self, key: StateKey, request: control_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
-        desk, offset = self._desk, request.offset
+    async def _layer(self, request: control_pb2.ReadRequest) -> AsyncIterator[bytes]:
+        """Yield one layer's file: from the store or, when asked to forward, from a holder or the checkpoint."""
+        desk, offset, wanted = self._desk, request.offset, request.layer
+        key = StateKey(wanted.job, wanted.timeline, wanted.boundary, wanted.layer)
         if (file := desk.store.get(key)) is not None:
             if offset >= file.size_bytes:
                 await self._check(key, file)
@@ -393,8 +391,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
             if holder not in desk.view.nodes or holder == desk.node:
                 continue
             try:
-                endpoint, unhurried = desk.view.nodes[holder].endpoint, request.unhurried
-                async for piece in desk.client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried):
+                asked = layer_request(key, offset=offset, unhurried=request.unhurried)
+                async for piece in desk.client.read(desk.view.nodes[holder].endpoint, asked):
                     yield piece
                     offset += len(piece)
             except (PeerError, RecoveryError) as error:
@@ -551,4 +549,4 @@ def add_node_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
     """Let a bound server answer from a desk."""
     service = NodeService(desk)
     control_pb2_grpc.add_NodeServicer_to_server(service, server)
-    add_byte_streams(server, {"FetchState": service.fetch_state, "FetchData": service.fetch_data})
+    add_reading(server, service.read)

@@ -33,8 +33,7 @@ CALLERS: Final[Mapping[str, frozenset[Role]]] = {
     "Journal": ANYBODY,
     "Trace": ANYBODY,
     "Accompany": ANYBODY,
-    "FetchState": _NO_READERS,  # weights: a node takes those of its layers, and an operator exports
-    "FetchData": _NO_READERS,
+    "Read": _NO_READERS,  # weights: a node takes those of its layers, and an operator exports
     "Probe": _NO_READERS,
     "DialPeers": _NO_READERS,
     "HasData": _NO_READERS,
@@ -80,8 +79,7 @@ MOST_CALLS: Final = CallLimit(in_all=512, per_connection=64)
 """Limit of a method without its own."""
 CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "Probe": CallLimit(in_all=8, per_connection=2),
-    "FetchState": CallLimit(in_all=128, per_connection=64),
-    "FetchData": CallLimit(in_all=32, per_connection=8),
+    "Read": CallLimit(in_all=128, per_connection=64),
     "HasData": CallLimit(in_all=32, per_connection=8),
     "GiveData": CallLimit(in_all=4, per_connection=2),
     "Logs": CallLimit(in_all=128, per_connection=32),

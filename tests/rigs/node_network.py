@@ -10,7 +10,7 @@ import torch
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.blobs.library import DataLibrary
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.peer_client import NodeClient, layer_request
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import NodeRecord, SpecRecord, StateFile, StateRecord
 from headway.daemon.cluster.state_key import StateKey
@@ -80,20 +80,20 @@ class Network:
 
     async def read(self, node: Node, *, offset: int = 0, forward: bool = False) -> bytes:
         """KEY's file, as a node gives it."""
-        pieces = self.client.fetch_state(node.endpoint, KEY, offset=offset, forward=forward)
+        pieces = self.client.read(node.endpoint, layer_request(KEY, offset=offset, forward=forward))
         return b"".join([piece async for piece in pieces])
 
 
 @asynccontextmanager
-async def node_network(tmp_path: Path) -> AsyncIterator[Network]:
-    """Both services on the loopback, with certificates of one authority."""
+async def node_network(tmp_path: Path, names: str = "ab") -> AsyncIterator[Network]:
+    """Their services on the loopback, with certificates of one authority. names: a letter a node."""
     authority = CertificateAuthority.create(tmp_path / "authority")
     identity = TlsIdentity.read(authority.issue("test"))
     client = NodeClient(identity)
     job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
     view = ClusterView(jobs={"j": job})
     nodes, servers, desks = [], [], {}
-    for name in "ab":
+    for name in names:
         folder = tmp_path / name
         store = StateStore(folder / "store", quota_bytes=len(DATA) + 1000)
         store.open()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.base.errors import RecoveryError
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.peer_client import NodeClient, layer_request
 from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState
@@ -44,7 +44,7 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     lines = [line async for line in client.logs(address, control_pb2.LogsRequest(job="tiny"))]
     assert any("boundary_reached" in line.text for line in lines)
     key = StateKey("tiny", job.checkpoint.timeline, 5, "head")
-    pieces = [piece async for piece in client.fetch_state(address, key, forward=True)]
+    pieces = [piece async for piece in client.read(address, layer_request(key, forward=True))]
     assert b"".join(pieces) == (folder / "head.safetensors").read_bytes()
     with pytest.raises(RecoveryError, match="there is no such job"):
         [entry async for entry in client.journal(address, "another")]

@@ -20,16 +20,12 @@ from headway.daemon.blobs.fetch import PartialFile
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.library import DataLibrary, Reading
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.node import data_service
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
-from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.rigs.node_network import node_network
 
 SHARD = 300_000
 """Tokens, and bytes, of each of two shards: three chunks."""
@@ -82,49 +78,27 @@ class Holders:
 @pytest.fixture
 async def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holders]:
     """b and c have verified the same data, each in a folder of its name; both serve on the loopback."""
-    authority = CertificateAuthority.create(tmp_path / "authority")
-    client = NodeClient(TlsIdentity.read(authority.issue("a")))
-    folders, endpoints, servers = {}, [], []
-    for name in "bc":
-        folders[name] = folder = tmp_path / name
-        with writing_shards(folder, DataForm(vocab_size=256, most_tokens=SHARD)) as writer:
-            writer.append(np.arange(TOTAL, dtype=np.uint32).astype(np.uint8))
-        data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
-        library = DataLibrary(tmp_path / "unused", client, list)
-        await library.open(data)
-        store = StateStore(tmp_path / f"store of {name}", quota_bytes=1000)
-        desk = NodeDesk(
-            node=name,
-            incarnation=name,
-            view=ClusterView(),
-            store=store,
-            library=library,
-            client=client,
-            logs_dir=tmp_path,
-            checkpoint_root=tmp_path,
-            is_etcd_reachable=lambda: False,
-        )
-        server, port = bind_node_service(TlsIdentity.read(authority.issue(name)), "127.0.0.1", 0)
-        add_node_service(server, desk)
-        await server.start()
-        servers.append(server)
-        endpoints.append(NodeEndpoint(name, f"127.0.0.1:{port}"))
-    elsewhere = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
-    found = Holders(folders, tmp_path / "cache", client, endpoints, elsewhere)
-    found.gate.set()
-    monkeypatch.setattr(data_service, "read_chunks", found.read)
-    fetch = client.fetch_data
+    async with node_network(tmp_path / "nodes", "abc") as network:
+        folders = {name: tmp_path / name for name in "bc"}
+        for name, folder in folders.items():
+            with writing_shards(folder, DataForm(vocab_size=256, most_tokens=SHARD)) as writer:
+                writer.append(np.arange(TOTAL, dtype=np.uint32).astype(np.uint8))
+            data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+            await network.desks[name].library.open(data)
+        elsewhere = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
+        endpoints = [network.view.nodes[name].endpoint for name in "bc"]
+        found = Holders(folders, tmp_path / "cache", network.client, endpoints, elsewhere)
+        found.gate.set()
+        monkeypatch.setattr(data_service, "read_chunks", found.read)
+        read = network.client.read
 
-    async def gated(*arguments: Any, **options: Any) -> AsyncIterator[bytes]:
-        async for piece in fetch(*arguments, **options):
-            await found.gate.wait()
-            yield piece
+        async def gated(*arguments: Any) -> AsyncIterator[bytes]:
+            async for piece in read(*arguments):
+                await found.gate.wait()
+                yield piece
 
-    monkeypatch.setattr(client, "fetch_data", gated)
-    yield found
-    await client.close()
-    for server in servers:
-        await server.stop(None)
+        monkeypatch.setattr(network.client, "read", gated)
+        yield found
 
 
 def assert_whole(folder: Path, data: DataSpec) -> None:
@@ -165,14 +139,14 @@ async def test_what_has_come_is_known_as_verified(holders: Holders, monkeypatch:
 async def test_progress_is_told(holders: Holders) -> None:
     """The bytes that are here, of all: they grow with each piece, and are gone when it has come."""
     library, seen = holders.library(), []
-    fetch = holders.client.fetch_data
+    fetch = holders.client.read
 
     async def watched(*arguments: Any, **options: Any) -> AsyncIterator[bytes]:
         async for piece in fetch(*arguments, **options):
             yield piece
             seen.append(library.reading.get(holders.data.sha256))
 
-    holders.client.fetch_data = watched  # type: ignore[method-assign]
+    holders.client.read = watched  # type: ignore[method-assign]
     await library.open(holders.data)
     told = [reading for reading in seen if reading is not None]
     assert [reading.total_bytes for reading in told] == [TOTAL] * len(told)

@@ -20,6 +20,7 @@ from headway.daemon.client.submission import _FolderReader, send_missing
 from headway.daemon.cluster.records import SpecRecord
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.node import data_service
+from headway.proto.control_pb2 import ReadRequest, ShardFile
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
@@ -58,6 +59,12 @@ def submit(network: Network, data: DataSpec) -> None:
     """The job whose data it is."""
     assert network.job.spec is not None
     network.job.submission = SpecRecord(spec=replace(network.job.spec, data=data))
+
+
+def from_b(network: Network, sha256: str, *, data_sha256: str, name: str = "") -> AsyncIterator[bytes]:
+    """A file of a data set; named: b reads it at the job's URL if it has none."""
+    shard = ShardFile(sha256=sha256, data_sha256=data_sha256, name=name)
+    return network.client.read(network.b.endpoint, ReadRequest(shard=shard, forward=bool(name)))
 
 
 def assert_whole(folder: Path, data: DataSpec) -> None:
@@ -115,7 +122,7 @@ async def test_only_files_of_a_job_are_read_for_others(
         (read_index(folder).shards[0].file, data.sha256),
         ("shards.json", "f" * 64),
     ):
-        pieces = network.client.fetch_data(network.b.endpoint, "e" * 64, data_sha256=sha256, forward_file=file)
+        pieces = from_b(network, "e" * 64, data_sha256=sha256, name=file)
         with pytest.raises(RecoveryError, match=r"is not a file of the data|is not on node b"):
             _ = [piece async for piece in pieces]
     assert {file for file, _ in server.asked} == {"shards.json"}
@@ -125,7 +132,7 @@ async def test_another_index_is_not_read_for_others(network: Network, folder: Pa
     """What lies at the URL is no longer the job's: the node that reads it says so, and sends none of it."""
     data = data_at(f"{server.url}/shards", folder)
     submit(network, replace(data, sha256="d" * 64))
-    pieces = network.client.fetch_data(network.b.endpoint, "d" * 64, data_sha256="d" * 64, forward_file="shards.json")
+    pieces = from_b(network, "d" * 64, data_sha256="d" * 64, name="shards.json")
     with pytest.raises(RecoveryError, match=rf"/shards: has other data, {data.sha256[:12]}"):
         _ = [piece async for piece in pieces]
 
@@ -139,9 +146,7 @@ async def test_a_node_that_reads_a_slow_url_for_another_is_not_silent(
     submit(network, data)
     server.gate.clear()
     shard = read_index(folder).shards[0]
-    pieces = network.client.fetch_data(
-        network.b.endpoint, shard.sha256, data_sha256=data.sha256, forward_file=shard.file
-    )
+    pieces = from_b(network, shard.sha256, data_sha256=data.sha256, name=shard.file)
     assert await anext(pieces) == b""
     server.gate.set()
     assert b"".join([piece async for piece in pieces]) == (folder / shard.file).read_bytes()
@@ -347,9 +352,7 @@ async def test_a_node_verifies_its_folder_when_another_asks(
         return await open_here(data)
 
     monkeypatch.setattr(network.b.library, "_open_here", slowly)
-    pieces = [
-        piece async for piece in network.client.fetch_data(network.b.endpoint, data.sha256, data_sha256=data.sha256)
-    ]
+    pieces = [piece async for piece in from_b(network, data.sha256, data_sha256=data.sha256)]
     assert pieces[0] == b""
     assert b"".join(pieces) == (folder / "shards.json").read_bytes()
 

@@ -111,10 +111,10 @@ async def test_a_channel_that_nobody_uses_goes_and_one_in_use_stays(authority: C
         await asyncio.wait_for(anext(stream), DEADLINE_S)
         await client.describe(NodeEndpoint("", left))
         assert client.addresses == (followed, left)
-        client.heard.update(dict.fromkeys((followed, left), 1.0))
+        client._heard.update(dict.fromkeys((followed, left), 1.0))
         await client.describe(NodeEndpoint("", asked))
         assert client.addresses == (followed, asked)
-        assert client.heard.keys() == {followed}
+        assert client._heard.keys() == {followed}
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -5,74 +5,60 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
-from headway.daemon.blobs import transfer
+from headway.daemon.blobs import peer_client
 from headway.daemon.blobs.checkpoint import copy_to_checkpoint, layer_at
 from headway.daemon.blobs.file_threads import FileThreads
-from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.blobs.transfer import bring, holder
+from headway.daemon.blobs.peer_client import holder, layer_request
 from headway.daemon.client import export
 from headway.daemon.cluster.records import CheckpointRecord
-from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
+from headway.proto.control_pb2 import ReadRequest
 from headway.stages.errors import UnavailableError
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.node_network import DATA, FILE, HELD_BY_B, KEY, Network
 
 
 async def fetch_from_nodes(
-    store: StateStore,
-    client: NodeClient,
-    endpoints: list[NodeEndpoint],
-    *,
-    expected: FileDigest = FILE,
-    unhurried: bool = False,
-    is_forwarded: bool = False,
+    network: Network, endpoints: list[NodeEndpoint], *, expected: FileDigest = FILE, **how: bool
 ) -> None:
-    """Bring KEY's file from these nodes."""
-    sources = [
-        holder(client, endpoint, KEY, expected, unhurried=unhurried, is_forwarded=is_forwarded)
-        for endpoint in endpoints
-    ]
-    await bring(store, KEY, sources.copy, expected=expected)
+    """Bring KEY's file from these nodes into the store of a."""
+    sources = [holder(network.client, endpoint, KEY, expected, **how) for endpoint in endpoints]
+    await network.a.store.bring(KEY, sources.copy, expected=expected)
 
 
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
     """The first holder is gone, the second gives it: the file is in the store, verified."""
     await network.b.hold()
     endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
-    await fetch_from_nodes(network.a.store, network.client, endpoints)
+    await fetch_from_nodes(network, endpoints)
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
-async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(network: Network) -> None:
+async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """b breaks off after its first chunk; the second holder is asked for the rest only."""
     await network.b.hold()
     asked: list[int] = []
 
-    class Breaking(NodeClient):
+    read = network.client.read
+
+    async def breaking(endpoint: NodeEndpoint, request: ReadRequest) -> AsyncIterator[bytes]:
         """Loses the first answer after one chunk."""
+        asked.append(request.offset)
+        async for piece in read(network.b.endpoint, request):
+            yield piece
+            if endpoint.address == "broken":
+                raise UnavailableError("broken", "is gone")
 
-        async def fetch_state(
-            self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, **_: Any
-        ) -> AsyncIterator[Any]:
-            asked.append(offset)
-            async for piece in network.client.fetch_state(network.b.endpoint, key, offset=offset):
-                yield piece
-                if endpoint.address == "broken":
-                    raise UnavailableError("broken", "is gone")
-
-    client = Breaking.__new__(Breaking)
-    client.heard = {}
-    endpoints = [NodeEndpoint("b", "broken"), network.b.endpoint]
-    await fetch_from_nodes(network.a.store, client, endpoints)
+    monkeypatch.setattr(network.client, "read", breaking)
+    await fetch_from_nodes(network, [NodeEndpoint("b", "broken"), network.b.endpoint])
     assert asked == [0, 1 << 20]
     assert b"".join(network.a.store.read(KEY)) == DATA
     assert network.a.store.awaited == frozenset()
@@ -80,11 +66,11 @@ async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(netw
 
 async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts the call and sends nothing, as a stopped process does: the next one gives the file."""
-    monkeypatch.setattr(transfer, "SILENCE_S", 0.3)
+    monkeypatch.setattr(peer_client, "SILENCE_S", 0.3)
     await network.b.hold()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
-        await fetch_from_nodes(network.a.store, network.client, endpoints)
+        await fetch_from_nodes(network, endpoints)
     assert network.a.store.get(KEY) is not None
 
 
@@ -92,7 +78,7 @@ async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeyp
     """Two files of one address take turns, and each is silent for longer than is allowed while the other moves; one
     that moves no more is given up at last, and so is one whose whole connection is silent.
     """
-    monkeypatch.setattr(transfer, "SILENCE_S", 0.4)
+    monkeypatch.setattr(peer_client, "SILENCE_S", 0.4)
     endpoint, heard, moved = NodeEndpoint("b", "b:1"), {}, asyncio.Event()  # type: ignore[var-annotated]
 
     async def steady() -> AsyncIterator[bytes]:
@@ -110,7 +96,7 @@ async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeyp
     async def take(pieces: AsyncIterator[bytes]) -> list[bytes]:
         got: list[bytes] = []
         try:
-            async for piece in transfer.in_time(endpoint, pieces, heard=heard):
+            async for piece in peer_client.in_time(endpoint, pieces, heard=heard):
                 got.append(piece)
         except UnavailableError:
             return got
@@ -132,8 +118,8 @@ async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp
     network.desks["b"].view.jobs[KEY.job] = job
     endpoints = [network.b.endpoint]
     with pytest.raises(RecoveryError, match="is not held by node b"):
-        await fetch_from_nodes(network.a.store, network.client, endpoints)
-    await fetch_from_nodes(network.a.store, network.client, endpoints, is_forwarded=True)
+        await fetch_from_nodes(network, endpoints)
+    await fetch_from_nodes(network, endpoints, is_forwarded=True)
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
@@ -141,7 +127,7 @@ async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Net
     """b's file was altered after it was registered: a does not take it, and b holds it no more."""
     await network.b.hold(DATA[:-1] + b"!")
     with pytest.raises(RecoveryError, match="is damaged"):
-        await fetch_from_nodes(network.a.store, network.client, [network.b.endpoint])
+        await fetch_from_nodes(network, [network.b.endpoint])
     assert network.a.store.get(KEY) is None
     assert network.b.store.get(KEY) is None
     await network.b.store.removed()
@@ -152,10 +138,10 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
     """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
     large = FileDigest(size_bytes=2 * len(DATA), checksum=FILE.checksum)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_from_nodes(network.a.store, network.client, [network.b.endpoint], expected=large)
+        await fetch_from_nodes(network, [network.b.endpoint], expected=large)
     source = layer_at(str(tmp_path), KEY.layer, large, FileThreads("reads"))
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await bring(network.a.store, KEY, lambda: [source], expected=large)
+        await network.a.store.bring(KEY, lambda: [source], expected=large)
 
 
 async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:
@@ -165,7 +151,7 @@ async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> 
     began = time.monotonic()
     for unhurried in (True, False):
         endpoints = [network.b.endpoint]
-        await fetch_from_nodes(network.a.store, network.client, endpoints, unhurried=unhurried)
+        await fetch_from_nodes(network, endpoints, unhurried=unhurried)
         assert b"".join(network.a.store.read(KEY)) == DATA
         network.a.store.delete(KEY)
     assert time.monotonic() - began > 8 * len(DATA) / 16e6 - 0.2
@@ -179,7 +165,7 @@ async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
     outgoing = network.desks["b"].outgoing = OutgoingTransfers(1000.0)
     await network.b.hold()
     network.job.state[1, 5] = {"b": HELD_BY_B}
-    pieces = network.client.fetch_state(network.a.endpoint, KEY, forward=True, unhurried=True)
+    pieces = network.client.read(network.a.endpoint, layer_request(KEY, forward=True, unhurried=True))
     assert b"".join([piece async for piece in pieces]) == DATA
     assert outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
     assert network.desks["a"].outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)

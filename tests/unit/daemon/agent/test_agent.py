@@ -15,6 +15,7 @@ from headway.daemon.agent.steps import Step, StepFailures
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import StoreUnreachableError
 from headway.daemon.blobs.fetch import Source
+from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, StateFile, StateRecord, seen_key
@@ -180,7 +181,7 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
         asked.append([source.name for source in sources()])
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
+    monkeypatch.setattr(StateStore, "bring", fetch)
     own = scene.view.nodes["a"]
     for name in "bc":
         scene.view.nodes[name] = replace(own, name=name, incarnation=f"{name}-1", address=f"{name}:1")
@@ -211,7 +212,7 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
         asked.append(key.layer)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
+    monkeypatch.setattr(StateStore, "bring", fetch)
     scene.view.steady_since = -1000.0
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
     held = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS if part != "head"}
@@ -250,7 +251,7 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
             raise
 
     monkeypatch.setattr("headway.daemon.agent.files.holder", holder)
-    monkeypatch.setattr("headway.daemon.agent.files.bring", fetch)
+    monkeypatch.setattr(StateStore, "bring", fetch)
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
     own = scene.job.plan = replace(
         PLAN,

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.node.data_service import DataService
-from headway.proto import control_pb2
+from headway.proto.control_pb2 import ReadRequest, ShardFile
 
 NUM_READERS = 40
 """More than the threads that a daemon has for its other work."""
@@ -26,7 +26,7 @@ async def test_data_that_does_not_answer_holds_up_no_other_work(tmp_path: Path) 
     service = DataService("a", ClusterView(), library)
 
     async def fetch() -> list[bytes]:
-        return [piece async for piece in service.pieces(control_pb2.FetchDataRequest(sha256="ab")) if piece]
+        return [piece async for piece in service.pieces(ReadRequest(shard=ShardFile(sha256="ab"))) if piece]
 
     fetching = [asyncio.create_task(fetch()) for _ in range(NUM_READERS)]
     try:
