@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from headway.stages.model.config_parts import (
     is_said,
@@ -392,62 +392,73 @@ def _head_dim(config: dict[str, Any], family: Family) -> int:
     return int(head_dim)
 
 
+_MOST_BLOCKS: Final = 1024
+"""The rules of a job refuse more. No list is made by a larger number of a config."""
+_CHOICES: Final[dict[str, tuple[LayerType, ...]]] = {
+    "types": ("sliding_attention", "full_attention"),
+    "linear": ("linear_attention", "full_attention"),
+    "chosen": ("sliding_attention", "full_attention"),
+}
+"""By `Family.window`, what `layer_types` may say of a block. In other families the window's other keys say it all."""
+
+
 def _windows(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Return the fields of ModelSpec that say which block has a sliding window."""
-    window, num_blocks = config["sliding_window"], config["num_hidden_layers"]
+    """Return the fields of ModelSpec that say which block has a sliding window, or linear attention."""
+    window, kinds = config["sliding_window"], config["layer_types"]
     if family.window == "off":
         if config["use_sliding_window"]:
             raise ValueError(f"use_sliding_window = True is not supported in a {config['model_type']}")
         window = None
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"sliding_window = {window!r} is no number of tokens")
-    kinds = config["layer_types"]
+    if window is not None and family.window == "none":
+        raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
+    if config["num_hidden_layers"] > _MOST_BLOCKS:
+        return {}
+    usual = _usual_types(config, family, window)
+    if kinds is None:
+        kinds = usual
+    known = _CHOICES.get(family.window, ())
+    if family.window == "chosen" and (window is None or not config["use_sliding_window"]):
+        known = ()
+    if kinds != usual and not known:
+        raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
+    if not isinstance(kinds, list) or len(kinds) != len(usual) or (known and any(kind not in known for kind in kinds)):
+        raise ValueError(f"layer_types = {kinds!r} is not supported: each block has {' or '.join(known)}")
+    if family.ends_full and kinds[-1] != "full_attention":
+        raise ValueError(f"layer_types = {kinds!r} is not supported: the last block has full_attention")
+    types = _shortest(kinds)
+    if family.window == "linear":
+        if "linear_attention" not in kinds:
+            raise ValueError(f"layer_types = {kinds!r} is not supported without any linear_attention")
+        return {"layer_types": types}
+    if "sliding_attention" not in kinds:
+        return {}
+    if window is None:
+        raise ValueError("sliding_window is missing, and layer_types names sliding_attention")
+    if family.window != "types" and kinds == usual:
+        return {"sliding_window": window, "first_window_layer": kinds.index("sliding_attention")}
+    return {"sliding_window": window, "layer_types": types if len(types) > 1 else ()}
+
+
+def _usual_types(config: dict[str, Any], family: Family, window: int | None) -> list[LayerType]:
+    """Return the kind of each block of a config.json without `layer_types`."""
+    is_told, blocks = config["layer_types"] is not None, range(config["num_hidden_layers"])
+    if family.window == "linear":
+        interval = _number(config, "full_attention_interval")
+        if not is_told and not 1 <= interval <= len(blocks):
+            raise ValueError(f"full_attention_interval = {interval!r} is not supported with {len(blocks)} blocks")
+        return ["full_attention" if not (block + 1) % max(interval, 1) else "linear_attention" for block in blocks]
     if family.window == "types":
         period = family.window_period
         if family.has_scalar and family.window_theta and PERIOD[0] in config:
             period = whole_above_zero(config, PERIOD[0])
-        if family.ends_full and isinstance(kinds, list) and kinds[-1:] != ["full_attention"]:
-            raise ValueError(f"layer_types = {kinds!r} is not supported: the last block has full_attention")
-        if family.ends_full and kinds is None and num_blocks % period:
-            raise ValueError(f"layer_types is missing, and {period} does not divide num_hidden_layers = {num_blocks}")
-        return _windows_by_type(window, kinds, num_blocks, period)
-    if family.window == "linear":
-        return {"layer_types": _hybrid_types(config)}
-    if family.window in ("none", "off"):
-        if window is not None:
-            raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
-        first = num_blocks
-    elif family.window == "all":
-        first = 0
-    elif family.window == "layers":
-        first = _number(config, "max_window_layers")
-    else:
-        first = _number(config, "max_window_layers") if _truth(config, "use_sliding_window") else num_blocks
-    first = num_blocks if window is None else min(first, num_blocks)
-    if kinds is None or _are_types(kinds, first, num_blocks):
-        return {} if first == num_blocks else {"sliding_window": window, "first_window_layer": first}
-    has_choice = family.window == "chosen" and window is not None and config["use_sliding_window"]
-    is_row = isinstance(kinds, list) and len(kinds) == num_blocks
-    if not has_choice or not is_row or not all(kind in get_args(LayerType) for kind in kinds):
-        raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
-    return {"sliding_window": window, "layer_types": _shortest(kinds)}
-
-
-def _hybrid_types(config: dict[str, Any]) -> tuple[LayerType, ...]:
-    """Return which blocks have linear attention. Raises ValueError for a block of another kind."""
-    types, num_blocks = config["layer_types"], config["num_hidden_layers"]
-    if types is None:
-        interval = _number(config, "full_attention_interval")
-        if not 1 <= interval <= num_blocks:
-            raise ValueError(f"full_attention_interval = {interval!r} is not supported with {num_blocks} blocks")
-        types = (["linear_attention"] * (interval - 1) + ["full_attention"]) * (num_blocks // interval + 1)
-        types = types[:num_blocks]
-    is_row = isinstance(types, list) and len(types) == num_blocks
-    if not is_row or not all(kind in ("linear_attention", "full_attention") for kind in types):
-        raise ValueError(f"layer_types = {types!r} is not supported: linear_attention or full_attention for each block")
-    if "linear_attention" not in types:
-        raise ValueError(f"layer_types = {types!r} is not supported without any linear_attention")
-    return _shortest(types)
+        if family.ends_full and not is_told and len(blocks) % period:
+            raise ValueError(f"layer_types is missing, and {period} does not divide num_hidden_layers = {len(blocks)}")
+        return ["full_attention" if period and not (block + 1) % period else "sliding_attention" for block in blocks]
+    has_first = family.window == "layers" or (family.window == "chosen" and _truth(config, "use_sliding_window"))
+    first = _number(config, "max_window_layers") if has_first else 0 if family.window == "all" else len(blocks)
+    return ["full_attention" if window is None or block < first else "sliding_attention" for block in blocks]
 
 
 def _said(config: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -513,29 +524,6 @@ def _no_rope_interval(config: dict[str, Any]) -> int:
     if any(bool(turn) != bool(interval == 0 or (block + 1) % interval) for block, turn in enumerate(turns)):
         raise ValueError(f"no_rope_layers = {turns!r} is not supported: not every {interval}th block is 0")
     return interval
-
-
-def _windows_by_type(window: int | None, kinds: object, num_blocks: int, period: int) -> dict[str, Any]:
-    """Return the same of a config whose `layer_types` say it; without them all blocks of a period but its last do."""
-    known: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
-    if kinds is None:
-        has_full = 0 < period <= num_blocks
-        kinds = [*known[:1] * (period - 1), known[1]] if has_full else [known[0]] * min(num_blocks, 1)
-    elif not isinstance(kinds, list) or len(kinds) != num_blocks or not all(kind in known for kind in kinds):
-        raise ValueError(f"layer_types = {kinds!r} is not supported: each block has {' or '.join(known)}")
-    types = _shortest(kinds)
-    if "sliding_attention" not in types:
-        return {}
-    if window is None:
-        raise ValueError("sliding_window is missing, and layer_types names sliding_attention")
-    return {"sliding_window": window, "layer_types": types if len(types) > 1 else ()}
-
-
-def _are_types(raw: object, first: int, num_blocks: int) -> bool:
-    """Return whether raw names each block's attention. No list is made by a config's number of blocks."""
-    if not isinstance(raw, list) or len(raw) != num_blocks:
-        return False
-    return all(kind == ("full_attention" if index < first else "sliding_attention") for index, kind in enumerate(raw))
 
 
 def _shortest(types: list[LayerType]) -> tuple[LayerType, ...]:
