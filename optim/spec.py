@@ -75,25 +75,19 @@ Undecayed = Literal["embeddings", "norms", "biases"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """One optimizer and its settings. A setting that the optimizer does not use is refused when the job is read."""
+    """One optimizer and its settings; `OPTIMIZERS` says which one uses which. Others are refused when a job is read."""
 
     name: Literal["muon", "adamw", "lion", "sgd"]
     lr: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 3e-3
     weight_decay: Annotated[float, (0, 1e3, OVERFLOW)] = 0.1
     momentum: float = 0.95
-    """Used by muon, sgd."""
     nesterov: bool = True
-    """Used by muon, sgd."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Used by adamw, lion."""
     eps: Annotated[float, (ABOVE_0, 1, "it would drown what it is added to")] = 1e-8
-    """Used by adamw."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Used by muon."""
     newton_schulz_steps: Annotated[int, (1, 100, "each step is three matrix products")] = 5
-    """Used by muon."""
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the running mean of the gradients between updates. Used by all; AdamW's second moment stays float32."""
+    """Dtype of the running mean of the gradients between updates; AdamW's second moment stays float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import nearest
-from headway.optim.spec import GroupSpec
+from headway.optim.spec import OPTIMIZERS, GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.config_parts import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.model.hugging_face import family_of
@@ -390,7 +390,8 @@ def _objective_faults(spec: JobSpec) -> Faults:
 
 def _group_faults(group: GroupSpec, key: str) -> Faults:
     if key == "optim.rest" and group.name == "muon":
-        what = "muon takes 2-D weights inside the blocks only; choose adamw, lion or sgd for the rest"
+        others = ", ".join(name for name in OPTIMIZERS if name != "muon")
+        what = f"muon takes 2-D weights inside the blocks only; choose one of {others} for the rest"
         yield f"{key}.name", what
     if not 0 <= group.momentum < 1:
         yield f"{key}.momentum", f"must be at least 0 and below 1, is {group.momentum}"
