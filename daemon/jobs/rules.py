@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import chain
 from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_hints
 
 from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name
@@ -55,7 +56,7 @@ def check_model(model: ModelSpec, config: str) -> None:
     """Raise ConfigError at `config:key` for the first rule that a model breaks, whatever trains it."""
     spec = JobSpec(job=JobSection(name=""), model=model)
     of_bounds = (fault for fault in _bound_faults(spec) if fault[0].startswith("model."))
-    for key, what in (*of_bounds, *_model_faults(model)):
+    for key, what in chain(of_bounds, _model_faults(model)):  # the rules count blocks, so the bounds come first
         raise ConfigError(what, f"{config}:{key.replace('model.adapter.', 'adapter.').removeprefix('model.')}")
 
 

@@ -237,20 +237,21 @@ def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("number", [10**9, 10**15, 10**4000])
+@pytest.mark.parametrize("number", [10**9, 10**4000])
+@pytest.mark.parametrize("types", [None, ["full_attention"]])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2"])
-def test_a_config_of_too_many_blocks_costs_no_memory(tmp_path: Path, model_type: str, number: int) -> None:
+def test_a_config_of_too_many_blocks_costs_no_memory(
+    tmp_path: Path, model_type: str, types: list[str] | None, number: int
+) -> None:
     """The bound of a job refuses the number, and nothing of that length exists before."""
     folder = write_folder(tmp_path / "model")
     edit(
         "config.json",
-        lambda c: c.update(
-            model_type=model_type, num_hidden_layers=number, attention_bias=False, layer_types=["full_attention"]
-        ),
+        lambda c: c.update(model_type=model_type, num_hidden_layers=number, attention_bias=False, layer_types=types),
     )(folder)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match=r"config.json:num_hidden_layers: must be at most 1024|layer_types"):
+        with pytest.raises(ConfigError, match=r"config\.json:num_hidden_layers: must be at most 1024"):
             parse_job('[job]\nname = "j"\n[model]\nfrom = "model"\n', open_model=model_opener(tmp_path))
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
