@@ -27,7 +27,7 @@ import torch
 from delay import held_out_loss
 from lines.wan_line import Line
 from lines.wan_plan import advice
-from lines.wan_sites import WanRun, best_kind, sites
+from lines.wan_sites import WanRun, sites
 from rigs.measure import machine, progress, versions
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 from wan import MICROBATCH_SIZE, MODEL, NUM_SETTLING, SLEEPS
@@ -184,7 +184,7 @@ def over_the_line(*, num_batches: int, num_rounds: int) -> dict[str, float]:
     """Tokens/s of each codec over the line, over those of the job on one site without a codec; rounds in turns."""
     ratios: dict[str, list[float]] = {name: [] for name in WIRES}
 
-    def seconds(processes: Processes, wire: dict[str, Any], line: Line | None = None, address: str = "") -> float:
+    def seconds(processes: Processes, wire: dict[str, Any], line: Line | None = None) -> float:
         train = TrainSpec(
             schedule="2bw",
             batches=num_batches,
@@ -201,18 +201,17 @@ def over_the_line(*, num_batches: int, num_rounds: int) -> dict[str, float]:
             optim=OptimSpec(),
             cuts=cut(layer_names(MODEL), 2),
             sleeps=SLEEPS,
-            address=address,
             depths=advice(MODEL, train, SLEEPS, line).depths,
         )
         ends = processes.run(task, number=2)[0].stage.batch_ends()
         return seconds_per_batch(ends, num_settling=NUM_SETTLING)
 
-    with Processes(2) as near, sites(best_kind(), near) as far:
+    with Processes(2) as near, sites() as far:
         far.wan.set(LINE)
         for number in range(num_rounds):
             on_one_site = seconds(near, WIRES["none"])
             for name in WIRES if number % 2 == 0 else reversed(WIRES):
-                ratios[name].append(on_one_site / seconds(far.processes, WIRES[name], LINE, far.address))
+                ratios[name].append(on_one_site / seconds(far.processes, WIRES[name], LINE))
                 progress(f"{LINE.round_trip_ms:g} ms, {LINE.mbit_s:g} Mbit/s, {name}: {ratios[name][-1]:.3f}")
     return {name: round(statistics.median(found), 3) for name, found in ratios.items()}
 

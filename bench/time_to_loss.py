@@ -1,7 +1,7 @@
 """Seconds to the same loss: 2bw with Muon and Error Feedback against 1f1b with Muon, on one site and on two.
 
 A byte-level decoder of four blocks learns the sources of the Python standard library in two stages: real executors,
-links with TLS and processes, and between two sites an emulated line (wan_line.py). Every operation computes what it
+links with TLS and processes, and between two sites an emulated line. Every operation computes what it
 should and then rests until its fixed time is over, so that all runs have the same seconds a microbatch, whatever the
 cores of this machine do. m is what the planner advises for 2bw over the line, depths are its own, both schedules have
 the same data, rates (constant after a warm-up) and clipping.
@@ -30,7 +30,7 @@ from typing import Literal
 
 from lines.wan_line import Line
 from lines.wan_plan import advice
-from lines.wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from lines.wan_sites import Resumed, Sites, WanRun, sites
 from rigs.emulated_stage import SleepTimes
 from rigs.measure import Figure, progress, report
 from rigs.paced_stage import PacedGraph
@@ -134,7 +134,6 @@ class Bench:
             train=train,
             optim=optim(schedule),
             cuts=cut(layer_names(MODEL), 2),
-            address=far.address if is_far else "",
             depths=advice(MODEL, train, TIMES, LINE if is_far else None).depths,
             seed=self.seed,
             data=self.data,
@@ -286,7 +285,7 @@ def main() -> int:
         bench = Bench(num_batches, 1, str(builtin_corpus(Path(folder))))
         kept = Kept(options.keep, (bench.train_spec("2bw"), MODEL, TIMES, OPTIM, LINE))
         runs: dict[tuple[str, Schedule], Trained] = {}
-        with Processes(2) as near, sites(best_kind(), near) as far:
+        with Processes(2) as near, sites() as far:
             for place in PLACES:
                 for schedule in SCHEDULES:
                     run = runs[place, schedule] = kept.run(

@@ -1,8 +1,9 @@
 """Two sites far apart: what distance costs a pipeline of two stages, beside the same job on one site.
 
 The stages are real executors with real gRPC links and TLS in two processes; each operation takes a fixed time and
-computes nothing. Between the sites is an emulated line (wan_line.py says what it does). m and depth are what the
-planner advises for the line (`headway plan`); the other side of each ratio is the same m on one site, in turns.
+computes nothing. Between the sites is an emulated line, which needs root and /dev/net/tun (wan_namespaces.py). m and
+depth are what the planner advises for the line (`headway plan`); the other side of each ratio is the same m on one
+site, in turns.
 
 ratio_100ms_2bw, ratio_100ms_1f1b: tokens/s over a line of 100 ms round trip over tokens/s on one site; the other rows
 are named by their line. outage_cost_s: what a cut of 10 seconds costs, with no batch computed again. ceiling_mbit_s:
@@ -23,12 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from lines.wan_ceiling import ceiling, ceiling_of_namespaces, ceilings
+from lines.wan_ceiling import ceiling, ceilings
 from lines.wan_line import Line
-from lines.wan_namespaces import NamespacesWan
 from lines.wan_plan import Advice, advice
 from lines.wan_probe import BeProbed, Probe
-from lines.wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from lines.wan_sites import Resumed, Sites, WanRun, sites
 from rigs.emulated_stage import SleepTimes
 from rigs.measure import Figure, alternate, report
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
@@ -152,7 +152,6 @@ class Bench:
             optim=OptimSpec(),
             cuts=cut(layer_names(MODEL), 2),
             sleeps=SLEEPS,
-            address=self.far.address if is_far else "",
             depths=job.advice(is_far=is_far).depths,
         )
         if is_far:
@@ -206,12 +205,11 @@ class Results:
         return self.figures[name]
 
 
-def measure_emulator(kind: str, results: Results) -> None:
+def measure_emulator(results: Results) -> None:
     """Measure the emulator's maximum, and its cost."""
-    limit = ceiling if kind == "proxy" else ceiling_of_namespaces
-    most, _ = limit(Line(), 2.0)
-    at_400, cores = limit(Line(mbit_s=400, round_trip_ms=20), 4.0)
-    results.row(f"{kind}: {most:.0f} Mbit/s at most; {at_400:.0f} of 400 Mbit/s one way with {cores:.2f} of a core")
+    most, _ = ceiling(Line(), 2.0)
+    at_400, cores = ceiling(Line(mbit_s=400, round_trip_ms=20), 4.0)
+    results.row(f"emulator: {most:.0f} Mbit/s at most; {at_400:.0f} of 400 Mbit/s one way with {cores:.2f} of a core")
     results.extra |= {"ceiling_mbit_s": round(most), "emulator_cores_at_400_mbit_s": round(cores, 3)}
 
 
@@ -247,10 +245,9 @@ def measure_cut(bench: Bench, results: Results) -> None:
 
 def measure_loss(bench: Bench, line: Line, results: Results, congestions: Sequence[str] = CONGESTION) -> None:
     """Measure the job's share of the possible rate: its own need, the line, or one TCP connection's rate with loss."""
-    has_tcp = isinstance(bench.far.wan, NamespacesWan)
-    for congestion in congestions if has_tcp else ("reno",):
+    for congestion in congestions:
         found = ceilings(bench.far.wan, line, congestion, NUM_CONNECTIONS)
-        known = bench.probed(line) if has_tcp else replace(line, mbit_s=min(line.mbit_s, found[1]), loss=0.0)
+        known = bench.probed(line)
         jobs = {"": replace(Job.over(line), line=known)}
         if known.loss and congestion == "bbr":
             jobs["_blind"] = replace(jobs[""], line=replace(known, loss=0.0))
@@ -286,23 +283,21 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     parser.add_argument("--lossy-ms", nargs="+", type=int, default=LOSSY_ROUND_TRIPS_MS, help="of the rows with loss")
     parser.add_argument("--congestion", nargs="+", choices=CONGESTION, default=CONGESTION, help="TCP's, with loss")
-    parser.add_argument("--emulator", choices=("auto", "proxy", "namespaces"), default="auto", help="auto: what may be")
     options = parser.parse_args()
     parts = ("headline", "cut") if options.quick else options.rows
-    kind = best_kind() if options.emulator == "auto" else options.emulator
-    results = Results(extra={"emulator": kind, "parts": list(parts)})
+    results = Results(extra={"parts": list(parts)})
     if "emulator" in parts:
-        measure_emulator(kind, results)
+        measure_emulator(results)
     with Processes(2) as near:
         if set(parts) - {"emulator", "loss"}:
-            with sites(kind, near) as far:
+            with sites() as far:
                 _without_loss(Bench(near, far), parts, results, is_quick=options.quick)
         if "loss" in parts:
-            with sites(kind, near, has_loss=True) as far:
+            with sites(has_loss=True) as far:
                 for round_trip_ms in options.lossy_ms:
                     line = Line(round_trip_ms=round_trip_ms, mbit_s=100, loss=LOSS)
                     measure_loss(Bench(near, far), line, results, options.congestion)
-    title = f"Two sites over an emulated line ({kind})"
+    title = "Two sites over an emulated line"
     status = report(title, results.figures, bars=results.bars, extra={**results.extra, "rows": results.rows})
     return status or int(results.has_failed)
 

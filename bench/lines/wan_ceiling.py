@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol
 
-from lines.wan_line import Line, reno_bytes_per_s
+from lines.wan_line import Line
 from lines.wan_namespaces import NamespacesWan, connected
-from lines.wan_proxy import HOST, ProxyWan
 
 LOSSY_S = 10.0
 """Seconds of sending, the later half of which counts: TCP first finds its rate."""
@@ -18,40 +16,15 @@ LOSSY_S = 10.0
 FAR_BELOW = 0.9
 
 
-class Wan(Protocol):
-    """A line that can be changed; wan_proxy.py and wan_namespaces.py have one each."""
-
-    def set(self, line: Line) -> None:
-        """From now on."""
-        ...
-
-    def cut(self, seconds: float) -> None:
-        """Let nothing pass for so long."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Processor seconds of the emulator so far."""
-        ...
-
-
 def ceiling(line: Line, seconds: float) -> tuple[float, float]:
-    """(Mbit/s, processor seconds a second) of the proxy alone, one connection, one way."""
-    with socket.create_server((HOST, 0)) as sink, ProxyWan(sink.getsockname()[1]) as wan:
-        wan.set(line)
-        near = socket.create_connection((HOST, wan.port))
-        far, _ = sink.accept()
-        return _carried(wan, near, far, seconds)
-
-
-def ceiling_of_namespaces(line: Line, seconds: float) -> tuple[float, float]:
-    """Measure the line between namespaces."""
+    """(Mbit/s, processor seconds a second) of the emulator alone, one connection, one way."""
     with NamespacesWan() as wan:
         wan.set(line)
         near, far = connected(wan)
         return _carried(wan, near, far, seconds)
 
 
-def _carried(wan: Wan, near: socket.socket, far: socket.socket, seconds: float) -> tuple[float, float]:
+def _carried(wan: NamespacesWan, near: socket.socket, far: socket.socket, seconds: float) -> tuple[float, float]:
     """Return the rate in the later half of the sending."""
     taken = _Counter()
     reader = threading.Thread(target=taken.drain, args=(far,))
@@ -81,11 +54,8 @@ class _Counter:
                 self.number += len(data)
 
 
-def ceilings(wan: Wan, line: Line, congestion: str, numbers: Sequence[int]) -> dict[int, float]:
-    """Mbit/s of so many TCP connections together: measured between namespaces, which keep that congestion control."""
-    if not isinstance(wan, NamespacesWan):
-        one = reno_bytes_per_s(line.loss, line.round_trip_ms / 1e3) * 8 / 1e6
-        return {number: min(line.mbit_s, number * one) for number in numbers}
+def ceilings(wan: NamespacesWan, line: Line, congestion: str, numbers: Sequence[int]) -> dict[int, float]:
+    """Mbit/s of so many TCP connections together, with that congestion control."""
     wan.set(line)
     wan.set_congestion(congestion)
     found = {}

@@ -11,9 +11,7 @@ from rigs import pipeline_processes
 from rigs.pipeline_processes import Host, Processes, StageReport, StageRun
 
 from headway.stages.stage.context import StageContext
-from lines.wan_ceiling import Wan
 from lines.wan_namespaces import ADDRESSES, LARGE_MTU, PLAIN_MTU, NamespacesWan, enter, is_possible
-from lines.wan_proxy import ProxyWan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,32 +24,17 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanRun(StageRun):
-    """One stage of two, the first of which may dial the second over a line."""
+    """One stage of two, with a line between them where the processes have one."""
 
-    address: str = ""
-    """Address where the first stage dials; empty: the second one's own."""
     depths: tuple[int, int] = (2, 1)
 
     def run(self, host: Host) -> Resumed:  # type: ignore[override]
         """The stage of the host's rank."""
-        direct = host.addresses
         before = host._endpoint.num_resumed
-        host.addresses = [direct[0], self.address or direct[1]]
-        try:
-            return Resumed(stage=StageRun.run(self, host), num_resumed=host._endpoint.num_resumed - before)
-        finally:
-            host.addresses = direct
+        return Resumed(stage=StageRun.run(self, host), num_resumed=host._endpoint.num_resumed - before)
 
     def _context(self, stage: int) -> StageContext:
         return replace(StageRun._context(self, stage), depth=self.depths[stage])
-
-
-class Ports:
-    """A task: on which port a process listens."""
-
-    def run(self, host: Host) -> int:
-        """Of the host."""
-        return int(host.address.rpartition(":")[2])
 
 
 class Apart(Processes):
@@ -76,22 +59,13 @@ class Sites:
     """Two sites, and the line between them."""
 
     processes: Processes
-    wan: Wan
-    address: str
-    """Address where the first stage dials; empty: the second one's own."""
-
-
-def best_kind() -> str:
-    """Return the emulator that this machine allows: `namespaces` or `proxy`."""
-    return "namespaces" if is_possible() else "proxy"
+    wan: NamespacesWan
 
 
 @contextmanager
-def sites(kind: str, near: Processes, *, has_loss: bool = False) -> Iterator[Sites]:
-    """Two sites by a kind of emulator; near: two processes on one site, which the proxy puts a line between."""
-    if kind == "proxy":
-        with ProxyWan(near.run(Ports(), number=2)[1]) as wan:
-            yield Sites(near, wan, f"{pipeline_processes.HOST}:{wan.port}")
-        return
+def sites(*, has_loss: bool = False) -> Iterator[Sites]:
+    """Two sites. Ends the program in one line where this machine lets this user make none."""
+    if not is_possible():
+        raise SystemExit("an emulated line needs root, /dev/net/tun and iproute2")
     with NamespacesWan(mtu=PLAIN_MTU if has_loss else LARGE_MTU) as line, Apart(line.namespaces) as processes:
-        yield Sites(processes, line, "")
+        yield Sites(processes, line)

@@ -71,24 +71,20 @@ class SleepTimes:
 STRAGGLE = 8.0
 
 
-class SleepingGraph(StageGraph):
-    """Zeros of the right shapes, after the time of the operation. Updates are real, of tiny weights, and part of it."""
+class ZeroGraph(StageGraph):
+    """Zeros of the right shapes, which nothing computes; updates are real, of tiny weights. `takes` is told of each."""
 
     def __init__(
         self,
-        sleeps: SleepTimes,
-        stage: int,
         layers: Sequence[LayerState],
         model: ModelSpec,
         train: TrainSpec,
         *,
         is_first: bool,
         is_last: bool,
-        times: object,  # noqa: ARG002 — nothing is computed that could be timed
+        **_: object,  # nothing is computed that could be timed, or drawn by a seed
     ) -> None:
         super().__init__(layers, model, train, is_first=is_first, is_last=is_last)
-        self._sleeps = sleeps
-        self._stage = stage
         self._versions: dict[tuple[int, int], int] = {}
         hidden = (train.microbatch_size, train.sequence_length, model.hidden_size)
         self._has_input_gradient = not is_first
@@ -96,24 +92,28 @@ class SleepingGraph(StageGraph):
         self._input_gradient = torch.zeros(hidden)
         self._shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
 
+    def takes(self, op: Op, began: float) -> None:
+        """Let an operation that began then take its time."""
+        raise NotImplementedError
+
     @property
     def is_empty(self) -> bool:
         return not self._versions
 
     def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
-        self._sleep(Forward(*key))
+        self.takes(Forward(*key), perf_counter())
         self._versions[key] = version
         return self._output
 
     def evaluate(self, rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
-        sleep(self._sleeps.forward_s)
+        self.takes(Forward(0, 0), perf_counter())
         return self._output
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:  # noqa: ARG002
         began = perf_counter()
         del self._versions[key]
         gradients = [torch.zeros(shape) for shape in self._shapes]
-        self._sleep(Backward(*key), began)
+        self.takes(Backward(*key), began)
         return gradients, self._input_gradient if self._has_input_gradient else None
 
     def version_of(self, key: tuple[int, int]) -> int:
@@ -122,11 +122,20 @@ class SleepingGraph(StageGraph):
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         began = perf_counter()
         super().update(batch, gradients)
-        self._sleep(Update(batch), began)
+        self.takes(Update(batch), began)
 
-    def _sleep(self, op: Op, began: float | None = None) -> None:
-        until = (perf_counter() if began is None else began) + self._sleeps.seconds(self._stage, op)
-        if (left := until - perf_counter()) > 0:
+
+class SleepingGraph(ZeroGraph):
+    """Sleeps until the time of an operation is over."""
+
+    def __init__(self, sleeps: SleepTimes, stage: int, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._sleeps = sleeps
+        self._stage = stage
+
+    def takes(self, op: Op, began: float) -> None:
+        """Sleep for what is left of it."""
+        if (left := began + self._sleeps.seconds(self._stage, op) - perf_counter()) > 0:
             sleep(left)
 
 

@@ -1,32 +1,31 @@
 """Stages on devices with set times, in the threads of this process, joined by queues: what the host does is real."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.link import Frame, Link
 from headway.stages.links.worker_link import WorkerLink
-from headway.stages.schedule.operations import Backward, Forward, Update
+from headway.stages.schedule.operations import Backward, Forward, Op
 from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
-from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.loop import StageLoop
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
+from rigs.emulated_stage import ZeroGraph
 from rigs.pipeline_processes import Operations, RandomTokens, cut
 from rigs.timed_streams import BlockingDevice, BlockingLink, Computed, TimedStreams
 
@@ -57,52 +56,23 @@ class QueueLink:
         return
 
 
-class TimedGraph(StageGraph):
-    """Zeros of the right shapes; the operations take their time on the device's clock. Updates are real and tiny."""
+class TimedGraph(ZeroGraph):
+    """The operations take their time on the device's clock."""
 
-    def __init__(
-        self,
-        times: Times,
-        streams: TimedStreams,
-        layers: Sequence[LayerState],
-        model: ModelSpec,
-        train: TrainSpec,
-        *,
-        is_first: bool,
-        is_last: bool,
-        times_of_layers: object,  # noqa: ARG002 — nothing is computed that could be timed
-    ) -> None:
-        super().__init__(layers, model, train, is_first=is_first, is_last=is_last)
-        self._seconds = times
+    def __init__(self, seconds: Times, streams: TimedStreams, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._seconds = seconds
         self._streams = streams
-        self._versions: dict[tuple[int, int], int] = {}
-        hidden = (train.microbatch_size, train.sequence_length, model.hidden_size)
-        self._has_input_gradient = not is_first
-        self._output = torch.zeros(()) if is_last else torch.zeros(hidden)
-        self._input_gradient = torch.zeros(hidden)
-        self._shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._versions
-
-    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
-        self._streams.compute(Forward(*key), self._seconds.forward_s)
-        self._versions[key] = version
-        return self._output
-
-    def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:  # noqa: ARG002
-        del self._versions[key]
-        self._streams.compute(Backward(*key), self._seconds.backward_s)
-        gradients = [torch.zeros(shape) for shape in self._shapes]
-        return gradients, self._input_gradient if self._has_input_gradient else None
-
-    def version_of(self, key: tuple[int, int]) -> int:
-        return self._versions[key]
-
-    def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        self._streams.compute(Update(batch), self._seconds.update_s)
-        super().update(batch, gradients)
+    def takes(self, op: Op, began: float) -> None:  # noqa: ARG002
+        """Launch it."""
+        match op:
+            case Forward():
+                self._streams.compute(op, self._seconds.forward_s)
+            case Backward():
+                self._streams.compute(op, self._seconds.backward_s)
+            case _:
+                self._streams.compute(op, self._seconds.update_s)
 
 
 def run_stages(
@@ -161,7 +131,7 @@ def _loop(
         content,
         links,
         observer=Operations(),
-        make_graph=_graph_maker(times, streams),
+        make_graph=partial(TimedGraph, times, streams),
         device=device,
         inbox=inboxes[stage],
     )
@@ -172,24 +142,6 @@ def _loop(
         executor.accept(item)
 
     return StageLoop(executor, inboxes[stage], take)
-
-
-def _graph_maker(times: Times, streams: TimedStreams) -> Callable[..., StageGraph]:
-    def make(
-        layers: Sequence[LayerState],
-        model: ModelSpec,
-        train: TrainSpec,
-        *,
-        is_first: bool,
-        is_last: bool,
-        times: object,
-    ) -> TimedGraph:
-        return TimedGraph(
-            seconds, streams, layers, model, train, is_first=is_first, is_last=is_last, times_of_layers=times
-        )
-
-    seconds = times
-    return make
 
 
 def _context(model: ModelSpec, train: TrainSpec, times: Times, stage: int, num_stages: int) -> StageContext:

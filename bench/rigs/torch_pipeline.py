@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -141,11 +140,3 @@ class _Layer:
         torch._foreach_mul_(list(gradients.values()), coefficient)
         self._optimizer.step(batch, current=self._weights, target=self._weights, gradients=gradients)
         self.module.zero_grad(set_to_none=True)
-
-
-_names = count()
-
-
-def new_rendezvous(folder: str) -> str:
-    """A file that does not exist yet."""
-    return f"{folder}/rendezvous-{next(_names)}"

@@ -239,7 +239,7 @@ def test_nothing_arrives_after_close(make_remote_pair: PairMaker) -> None:
 
 def test_a_neighbour_that_sends_without_end_is_lost(make_remote_pair: PairMaker) -> None:
     """Forty good frames where the contract has two under way, and nobody uses them: the link is lost with the reason
-    after a few, and no more than those were taken."""
+    after a few, and no more than those were taken. Their headers count, also while values beside them are under way."""
     pair = make_remote_pair(contract(frames=2), contract(frames=64))
     for batch in range(40):
         pair.upstream.send(activation(batch))
@@ -247,6 +247,6 @@ def test_a_neighbour_that_sends_without_end_is_lost(make_remote_pair: PairMaker)
     while not (arrived and isinstance(arrived[-1], LinkLost)):
         arrived.append(pair.at_downstream.get(timeout=DEADLINE_S))
     *frames, last = arrived
-    assert 2 <= len(frames) <= 2 * SLACK + MAX_VIOLATIONS
+    assert len(frames) <= 2 * SLACK + MAX_VIOLATIONS
     assert isinstance(last, LinkLost)
     assert "frames that nobody has used" in last.reason
