@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +40,22 @@ DATA, FILE = state_file()
 HELD_BY_B = StateRecord(
     incarnation="b-1", generation=1, files={"head": StateFile(size_bytes=FILE.size_bytes, checksum=FILE.checksum)}
 )
+
+
+def desk_of(name: str, folder: Path, client: NodeClient, **changes: Any) -> NodeDesk:
+    """What a node answers from, in a folder: of an empty cluster, with nobody else, no room and no data."""
+    known: dict[str, Any] = {
+        "node": name,
+        "incarnation": f"{name}-1",
+        "view": ClusterView(),
+        "store": StateStore(folder / "store", quota_bytes=0),
+        "library": DataLibrary(folder / "data", client, list),
+        "client": client,
+        "logs_dir": folder,
+        "checkpoint_root": folder,
+        "is_etcd_reachable": lambda: False,
+    }
+    return NodeDesk(**known | changes)
 
 
 @dataclass
@@ -103,18 +120,9 @@ async def node_network(tmp_path: Path, names: str = "ab") -> AsyncIterator[Netwo
             return [record.endpoint for record in view.nodes.values() if record.name != name]
 
         library = DataLibrary(folder / "data", client, others)
-        desks[name] = desk = NodeDesk(
-            node=name,
-            incarnation=f"{name}-1",
-            view=view,
-            store=store,
-            library=library,
-            client=client,
-            logs_dir=folder,
-            checkpoint_root=tmp_path,
-            is_etcd_reachable=lambda: False,
-        )
-        add_node_service(server, desk)
+        more = {"view": view, "store": store, "library": library, "checkpoint_root": tmp_path}
+        desks[name] = desk_of(name, folder, client, **more)
+        add_node_service(server, desks[name])
         await server.start()
         servers.append(server)
         address = f"127.0.0.1:{port}"

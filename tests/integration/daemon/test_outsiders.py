@@ -15,18 +15,16 @@ import grpc.aio
 import pytest
 
 from headway.daemon.base.addresses import NodeEndpoint
-from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import Phase
-from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import add_node_service, bind_node_service
 from headway.daemon.node.stream_limits import CallLimit, StreamLimits
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.open_files import server_limits
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from tests.rigs.node_network import desk_of
 
 NUM_CONNECTIONS = 50
 HANDSHAKE_S = 1.0
@@ -65,17 +63,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     stream_limits = StreamLimits(limits={"Probe": CallLimit(in_all=4, per_connection=2)}, stall_s=STALL_S)
     server, port = bind_node_service(identity, "127.0.0.1", 0, limits=limits, stream_limits=stream_limits)
     client = NodeClient(identity)
-    desk = NodeDesk(
-        node="a",
-        incarnation="a-1",
-        view=ClusterView(),
-        store=StateStore(tmp_path / "store", quota_bytes=0),
-        library=DataLibrary(tmp_path / "data", client, list),
-        client=client,
-        logs_dir=tmp_path,
-        checkpoint_root=None,
-        is_etcd_reachable=lambda: True,
-    )
+    desk = desk_of("a", tmp_path, client)
     add_node_service(server, desk)
     await server.start()
     yield Guarded(port, identity, client)

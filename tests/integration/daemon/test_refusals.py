@@ -21,17 +21,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.net.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem
 from headway.daemon.net.join_token import SIGNER_NAME, SIGNER_ROLE
 from headway.daemon.net.port import Relay
 from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import add_node_service, bind_node_service
 from headway.daemon.node.stream_limits import StreamLimits
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
@@ -43,6 +40,7 @@ from headway.stages.sockets.roles import Role
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
+from tests.rigs.node_network import desk_of
 from tests.rigs.two_sides import lower_terms
 
 DEADLINE_S: Final = 20.0
@@ -176,23 +174,6 @@ def _hello(job: str, *, generation: int = GENERATION) -> bytes:
     return said.SerializeToString()
 
 
-def _desk(node: str, folder: Path, identity: TlsIdentity, front: PortProcess | None) -> tuple[NodeDesk, NodeClient]:
-    client = NodeClient(identity)
-    desk = NodeDesk(
-        node=node,
-        incarnation=f"{node}-1",
-        view=ClusterView(),
-        store=StateStore(folder / "store", quota_bytes=0),
-        library=DataLibrary(folder / "data", client, list),
-        client=client,
-        logs_dir=folder,
-        checkpoint_root=None,
-        is_etcd_reachable=lambda: True,
-        standing_by=front.standing_by if front is not None else None,
-    )
-    return desk, client
-
-
 @asynccontextmanager
 async def _fronted(folder: Path, port: int) -> AsyncIterator[PortProcess]:
     front = PortProcess("127.0.0.1", 0, daemon_port=port, folder=folder)
@@ -215,7 +196,8 @@ async def _open(stack: AsyncExitStack, authority: CertificateAuthority, folder: 
         identity = TlsIdentity.read(authority.issue(node, role=Role.NODE))
         server, ports[node] = bind_node_service(identity, "127.0.0.1", 0, stream_limits=revoked)
         fronts[node] = await stack.enter_async_context(_fronted(folder / node, ports[node]))
-        desk, client = _desk(node, folder / node, identity, fronts[node])
+        client = NodeClient(identity)
+        desk = desk_of(node, folder / node, client, standing_by=fronts[node].standing_by)
         add_node_service(server, desk)
         await server.start()
         stack.push_async_callback(server.stop, None)

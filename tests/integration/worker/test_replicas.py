@@ -21,17 +21,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "schedule", ["2bw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("1f1b", "gpipe"))]
-)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(
-    five_workers: list[Worker], make_case: CaseMaker, layout: str, schedule: str
+    five_workers: list[Worker], make_case: CaseMaker, layout: str
 ) -> None:
     """Two, three, 2-1-2 and 2-3 workers, with clipping → the reference's losses, and its weights on every replica."""
     cuts = LAYOUTS[layout]
     workers = five_workers[: len(cuts)]
-    case = make_case(f"shared-{layout}-{schedule}", schedule=schedule, microbatches=8, reduction_groups=3)
+    case = make_case(f"shared-{layout}", microbatches=8, reduction_groups=3)
     case.begin(1, cuts, workers)
     for worker in workers:
         worker.standing(1, case.spec.train.batches)

@@ -18,42 +18,7 @@ from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.state.state_file import read_state
 from tests.integration.worker.conftest import MODEL, CaseMaker, FakeDaemon, Worker, wait_for_death
-from tests.rigs.worker import ONE_STAGE, TWO_STAGES, assert_equals_reference
-
-RECUT = (("embed", "block.0", "block.1"), ("block.2", "head"))
-
-
-def test_one_stage_runs_a_job_to_its_end(workers: list[Worker], make_case: CaseMaker) -> None:
-    """Prepare, start, the last boundary, write, release: losses and weights are those of the plain loop."""
-    case, worker = make_case("one-stage"), workers[0]
-    case.begin(1, ONE_STAGE, workers)
-    end = worker.standing(1, case.spec.train.batches)
-    assert_equals_reference(case, worker, case.write(worker, end, [*case.spec.layers, "journal"]))
-    case.release(worker)
-    assert '"stage_started"' in (case.directory / "one-stage.log").read_text()
-
-
-@pytest.mark.slow
-def test_two_stages_stop_and_are_cut_anew(workers: list[Worker], make_case: CaseMaker) -> None:
-    """A stop in the middle moves block.1 to the other worker; nothing is lost, repeated or changed by a bit."""
-    case = make_case("recut", batches=150)
-    upper, lower = workers
-    case.begin(1, TWO_STAGES, workers)
-    lower.progress()
-    upper.want(chooses_stop=True)
-    boundary = upper.until(lambda: upper.actual.chosen, "a choice")
-    assert 0 < boundary < case.spec.train.batches
-    lower.want(stop_at=boundary)
-    assert upper.standing(1) == lower.standing(1) == boundary
-    moved = {file.layer: file.path for file in case.write(lower, boundary, ["block.1"])}
-    case.begin(2, RECUT, workers, boundary=boundary, paths=moved)
-    end = case.spec.train.batches
-    for worker in workers:
-        worker.standing(2, end)
-    files = case.write(upper, end, RECUT[0]) + case.write(lower, end, [*RECUT[1], "journal"])
-    assert_equals_reference(case, lower, files)
-    assert [generation for generation, _ in lower.done] == [1] * boundary + [2] * (150 - boundary)
-    case.release(*workers)
+from tests.rigs.worker import ONE_STAGE, TWO_STAGES
 
 
 def test_a_stage_waits_for_a_neighbour_that_loads_for_long(workers: list[Worker], make_case: CaseMaker) -> None:
