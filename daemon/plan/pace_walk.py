@@ -7,6 +7,7 @@ place in the order only the furthest walks are kept. A device may stay unused. W
 links, uneven groups), it assumes the worse case; the plan's figures are computed from the resulting pipeline.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf
 from typing import Final
@@ -34,8 +35,8 @@ ANY_TIME: Final = 1e15
 """Multiple of the least time that stands for no limit."""
 
 
-_Rooms = tuple[Counts, Bools, Counts]
-"""See `PaceWalk._rooms_at`."""
+_Rooms = tuple[Counts, Bools]
+"""Groups that a device has room for as one of several replicas, and whether it has room for a stage alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,12 @@ class PaceWalk:
         kept[size].append(_Walk(costs.num_layers, 0, (size, size)))
         for place in range(size, 0, -1):
             walks = self._furthest(kept[place])
-            for walk in walks:
-                for first, number in self._stages(walk, place, limit):
-                    following = _Walk(first, walk.num_stages + 1, (place - number, place), walk)
-                    self._reached = min(self._reached, first)
-                    if first == 0 and (not self._shape or following.num_stages == self._most_stages):
-                        return following
-                    kept[place - number].append(following)
+            for walk, first, number in self._stages(walks, place, limit):
+                following = _Walk(first, walk.num_stages + 1, (place - number, place), walk)
+                self._reached = min(self._reached, first)
+                if first == 0 and (not self._shape or following.num_stages == self._most_stages):
+                    return following
+                kept[place - number].append(following)
             kept[place - 1].extend(walks)
         return None
 
@@ -217,51 +217,50 @@ class PaceWalk:
             best.setdefault(walk.run, walk)
         return list(best.values())[: max(self._num_kept, WALKS_AROUND_BLOCKED)]
 
-    def _stages(self, walk: _Walk, place: int, limit: float) -> list[tuple[int, int]]:
-        """Return (first layer, number of devices) for stages that could be before a walk, ending before a place."""
-        costs, end, reach = self._costs, walk.first, self._reach[place]
-        if walk.num_stages >= self._most_stages:
-            return []
-        slots = slice(place - reach, place)
-        most_layers = int(limit / costs.num_microbatches * self._layer_speed[slots].sum() * 1.2) + 3
-        low = max(0, end - most_layers)
-        if self._shape:  # each stage in front needs a layer
-            low = max(low, self._most_stages - walk.num_stages - 1)
-        rooms = self._rooms_at(costs.memory.least_depth(walk.num_stages + 1)) if self._has_limits else None
-        if rooms is not None:
-            low = max(low, int(rooms[2][self._limits_at[place - 1], end]))
-            if low >= end:
-                return []
-        candidates = costs.slices.slice_of[low:end, end]
-        enough = self._enough(place, candidates, limit, rooms)
-        for choice in range(1, len(costs.slices.recomputes) if rooms is not None else 1):
+    def _stages(self, walks: Sequence[_Walk], place: int, limit: float) -> Iterator[tuple[_Walk, int, int]]:
+        """Yield (walk, first layer, number of devices) for the stages that could be before walks, ending before a
+        place.
+        """
+        costs, reach, shape = self._costs, self._reach[place], self._shape
+        walks = [walk for walk in walks if walk.num_stages < self._most_stages and walk.first > 0]
+        if not walks:
+            return
+        speed = self._layer_speed[place - reach : place].sum()
+        most_layers = min(costs.num_layers, int(limit / costs.num_microbatches * speed * 1.2) + 3)
+        ends = np.array([[walk.first] for walk in walks])
+        firsts = ends - np.arange(most_layers, 0, -1)
+        # Each stage in front needs a layer.
+        least_first = np.array([[self._most_stages - walk.num_stages - 1 if shape else 0] for walk in walks])
+        candidates = costs.slices.slice_of[np.maximum(firsts, 0), ends]
+        enough = np.zeros((reach, *firsts.shape), dtype=np.bool_)
+        for choice in range(len(costs.slices.recomputes) if self._has_limits else 1):
             # Less memory for more time: some candidates keep to both limits only so.
-            enough |= self._enough(place, candidates + choice * costs.slices.num_slices, limit, rooms)
-        found, best = [], end
-        firsts = (low + enough.argmax(axis=1)).tolist()
-        for index in np.flatnonzero(enough.any(axis=1)).tolist():
-            first = firsts[index]
-            if self._shape and index + 1 != self._shape[-1 - walk.num_stages]:
-                continue
-            if first < best and self._link_keeps(walk, place, index + 1, limit):
-                found.append((first, index + 1))
-                best = first
-        return found
+            slices = candidates + choice * costs.slices.num_slices
+            rooms = self._rooms_of(walks, place, slices) if self._has_limits else None
+            enough |= self._enough(place, slices.ravel(), limit, rooms).reshape(enough.shape)
+        enough &= firsts >= least_first
+        # The first layer of the longest stage; where none is enough, the walk's own. [num walks, reach]
+        reached = np.where(np.logical_or.reduce(enough, axis=2), ends.T - most_layers + enough.argmax(axis=2), ends.T).T
+        for walk, firsts_of_walk in zip(walks, reached.tolist(), strict=True):
+            best = walk.first
+            for number, first in enumerate(firsts_of_walk, 1):
+                if first >= best or (shape and number != shape[-1 - walk.num_stages]):
+                    continue
+                if self._link_keeps(walk, place, number, limit):
+                    yield walk, first, number
+                    best = first
 
     def _enough(self, place: int, slices: Counts, limit: float, rooms: _Rooms | None) -> Bools:
         """Return whether the 1, 2, … devices before a place manage slices within a time. [reach, num candidates]"""
         costs, reach = self._costs, self._reach[place]
-        slots = slice(place - reach, place)
         # The nearest device comes first. [reach, num candidates]
-        each, update = self._each[slots, slices][::-1], self._update[slots, slices][::-1]
-        limits = self._limits_at[slots][::-1]
-        fits_alone = True if rooms is None else rooms[1][limits[0], slices]
+        each, update = (table[place - reach : place, slices][::-1] for table in (self._each, self._update))
+        most, fits_alone = (costs.num_groups, True) if rooms is None else rooms
         alone = (costs.num_microbatches * each[0] + update[0] <= limit) & fits_alone
         if reach == 1:
             return np.atleast_2d(alone)
         sent = self._sums_part[:reach] * costs.sums_bytes[slices]
         reducing = sent / self._slowest_sibling[place][:, np.newaxis]
-        most = costs.num_groups if rooms is None else rooms[0][limits[:, np.newaxis], slices]
         if costs.spec.train.delay:
             computing, is_quick = np.full(sent.shape, limit), reducing <= limit
         else:
@@ -290,27 +289,28 @@ class PaceWalk:
         enough: Bools = np.all((room >= 1) | ~is_used, axis=1) & (np.sum(room, axis=1) >= costs.num_groups)
         return enough
 
-    def _rooms_at(self, depth: int) -> _Rooms:
-        """Return the room on devices, by their memory.
+    def _rooms_of(self, walks: Sequence[_Walk], place: int, slices: Counts) -> _Rooms:
+        """Return the room of the devices before a place for stages before walks. slices: [num walks, num candidates]"""
+        limits = self._limits_at[place - self._reach[place] : place][::-1]
+        shared, alone = [], []
+        for walk, candidates in zip(walks, slices, strict=True):
+            rooms = self._rooms_at(self._costs.memory.least_depth(walk.num_stages + 1))
+            shared.append(rooms[0][limits[:, np.newaxis], candidates])
+            alone.append(rooms[1][limits[0], candidates])
+        return np.concatenate(shared, axis=1), np.concatenate(alone)
 
-        These are: groups that a device has room for as one of several replicas, [memory, slice]; whether it has room
-        for a stage alone, [memory, slice]; and the first layer from which on either is possible, by the stage's end.
-        """
+    def _rooms_at(self, depth: int) -> _Rooms:
+        """Return the room on devices, by their memory. Both [memory, slice]"""
         found = self._rooms.get(depth)
         if found is None:
-            costs, memory = self._costs, self._costs.memory
+            memory = self._costs.memory
             slots = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
             # Of two or three replicas, each has the most to add up.
             shared = np.array(
                 [np.minimum(memory.most_groups(slot, depth, 2), memory.most_groups(slot, depth, 3)) for slot in slots]
             )
-            alone = np.array([memory.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
-            each = ((shared >= 1) | alone).reshape(len(slots), len(costs.slices.recomputes), costs.slices.num_slices)
-            either: Bools = np.logical_or.reduce(each, axis=1)
-            may_be = np.append(either, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slices.slice_of]
-            some = np.any(may_be, axis=1)
-            firsts = np.where(some, np.argmax(may_be, axis=1), np.arange(costs.num_layers + 1))
-            found = self._rooms[depth] = shared, alone, firsts
+            alone = np.array([memory.most_groups(slot, depth, 1) for slot in slots]) >= self._costs.num_groups
+            found = self._rooms[depth] = shared, alone
         return found
 
     def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:

@@ -383,7 +383,9 @@ class Search:
                     continue
                 seen.add(kinds)
                 left -= len(order)
-                if not order or left < 0 or not self._has_wanted_nodes(order):
+                if left < 0:
+                    return best
+                if not order or not self._has_wanted_nodes(order):
                     continue
                 # A walk would leave out the nodes that are there on demand.
                 kept = [sum(slot not in gone for slot in run) for run in best.cut.runs]
