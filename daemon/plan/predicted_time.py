@@ -210,8 +210,8 @@ class PredictedTime:
 
     def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
         costs = costs.on(costs.links.shared_by(_linked_nodes(stages, is_tied=bool(costs.cuts.tied_bytes))))
-        self._costs = costs
-        self._stages = stages
+        self.costs = costs
+        self.stages = stages
         self._slices = [costs.slices.slice_number(stage.span, stage.recompute) for stage in stages]
         self.worker_seconds = [
             [self._worker(index, worker, stage) for worker in stage.workers]
@@ -274,15 +274,15 @@ class PredictedTime:
 
     @cached_property
     def _depths(self) -> list[int]:
-        train, num_replicas = self._costs.spec.train, [len(stage.workers) for stage in self._stages]
+        train, num_replicas = self.costs.spec.train, [len(stage.workers) for stage in self.stages]
         return depths_with_slack(train.schedule, self._needed_depths, train.microbatches, num_replicas)
 
     @cached_property
     def _needed_depths(self) -> list[int]:
         """Return the schedule's own depths, or with delay those that hide the distance below."""
-        num_stages, most = len(self._stages), 2 * self._costs.num_microbatches
-        if not self._costs.spec.train.delay:
-            return [self._costs.memory.least_depth(num_stages - stage) for stage in range(num_stages)]
+        num_stages, most = len(self.stages), 2 * self.costs.num_microbatches
+        if not self.costs.spec.train.delay:
+            return [self.costs.memory.least_depth(num_stages - stage) for stage in range(num_stages)]
         return [
             min(most, microbatches_on_the_way(self.microbatch_seconds[s:], self.link_seconds[s:], self._pace_s))
             for s in range(num_stages)
@@ -291,18 +291,18 @@ class PredictedTime:
     def distance(self, depths: Sequence[int]) -> Distance:
         """Return the effect of distance on the batches. depths: per stage, as `replica_depth` takes them."""
         together = [
-            sum(self._costs.memory.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
-            for stage, depth in zip(self._stages, depths, strict=True)
+            sum(self.costs.memory.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
+            for stage, depth in zip(self.stages, depths, strict=True)
         ]
         is_cut_short = any(depth < needed for depth, needed in zip(depths, self._needed_depths, strict=True))
-        return self._distance(together, is_cut_short=is_cut_short and bool(self._costs.spec.train.delay))
+        return self._distance(together, is_cut_short=is_cut_short and bool(self.costs.spec.train.delay))
 
     def seconds_with(self, depths: Sequence[int]) -> float:
         """Return the seconds of a batch. depths: per stage, of all its workers together."""
         return self._distance(depths, is_cut_short=False).batch_s
 
     def _distance(self, together: Sequence[int], *, is_cut_short: bool) -> Distance:
-        train = self._costs.spec.train
+        train = self.costs.spec.train
         return Distance(
             stage_seconds=tuple(self.microbatch_seconds),
             link_seconds=tuple(self.link_seconds),
@@ -318,16 +318,16 @@ class PredictedTime:
     @property
     def _pace_s(self) -> float:
         """Return the seconds between two microbatches: on the slowest worker, or on the slowest link."""
-        return max([self.pace_s, *(seconds / self._costs.num_microbatches for seconds in self.boundary_seconds)])
+        return max([self.pace_s, *(seconds / self.costs.num_microbatches for seconds in self.boundary_seconds)])
 
     def num_microbatches(self, groups: Iterable[int]) -> int:
         """Return the number of a batch's microbatches in some groups."""
-        return self._costs.memory.num_held(groups)
+        return self.costs.memory.num_held(groups)
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Return each link between workers that share microbatches."""
-        costs, links = self._costs, self._costs.links
-        places = [(slot.node, slot.device.index) for stage in self._stages for slot in stage.slots]
+        costs, links = self.costs, self.costs.links
+        places = [(slot.node, slot.device.index) for stage in self.stages for slot in stage.slots]
         name = dict(zip(places, place_names(places), strict=True))
         return tuple(
             ConnectionEstimate(
@@ -344,7 +344,7 @@ class PredictedTime:
                 via=links.via(upper.slot, lower.slot),
                 codec=costs.cuts.codec(above.slots, below.slots).name.lower(),
             )
-            for late_s, (above, below) in zip(self.lateness_s, pairwise(self._stages), strict=True)
+            for late_s, (above, below) in zip(self.lateness_s, pairwise(self.stages), strict=True)
             for upper in above.workers
             for lower in below.workers
             if (number := self.num_microbatches(set(upper.groups) & set(lower.groups)))
@@ -355,60 +355,60 @@ class PredictedTime:
         if not self.tie_seconds:
             return None
         return TieEstimate(
-            first=self._stages[0].workers[0].slot.node,
-            last=self._stages[-1].workers[0].slot.node,
-            num_bytes=self._costs.num_groups * self._costs.cuts.tied_bytes,
+            first=self.stages[0].workers[0].slot.node,
+            last=self.stages[-1].workers[0].slot.node,
+            num_bytes=self.costs.num_groups * self.costs.cuts.tied_bytes,
             batch_seconds=self.tie_seconds,
-            is_hidden=bool(self._costs.spec.train.delay) and self.tie_seconds <= self.batch_seconds,
+            is_hidden=bool(self.costs.spec.train.delay) and self.tie_seconds <= self.batch_seconds,
         )
 
     def reductions(self) -> tuple[ReductionEstimate, ...]:
         """Return the reduction of each stage that has several workers."""
         found = []
-        for index, stage in enumerate(self._stages):
+        for index, stage in enumerate(self.stages):
             num = len(stage.workers)
             if num == 1:
                 continue
             seconds = self._reducing_s(index)
-            sent = self._costs.reduction_bytes(num, is_shared=stage.shares_update)
+            sent = self.costs.reduction_bytes(num, is_shared=stage.shares_update)
             found.append(
                 ReductionEstimate(
                     stage_index=index,
                     num_replicas=num,
                     bytes_per_worker=float(sent[self._slices[index]]),
                     batch_seconds=seconds,
-                    is_hidden=bool(self._costs.spec.train.delay) and seconds <= self.batch_seconds,
+                    is_hidden=bool(self.costs.spec.train.delay) and seconds <= self.batch_seconds,
                 )
             )
         return tuple(found)
 
     def _lateness_s(self, upper: PlacedStage, lower: PlacedStage, round_trip_s: float) -> float:
         return lateness_s(
-            loss=self._costs.links.worst_loss(upper.slots, lower.slots),
+            loss=self.costs.links.worst_loss(upper.slots, lower.slots),
             round_trip_s=round_trip_s,
-            frame_bytes=self._costs.cuts.carried_bytes(upper.slots, lower.slots),
+            frame_bytes=self.costs.cuts.carried_bytes(upper.slots, lower.slots),
             pace_s=self._pace_s,
         )
 
     def _per_microbatch(self, index: int, worker: Worker) -> float:
-        return float(self._costs.seconds(worker.slot)[0][index])
+        return float(self.costs.seconds(worker.slot)[0][index])
 
     def _worker(self, index: int, worker: Worker, stage: PlacedStage) -> float:
-        each, update = self._costs.seconds(worker.slot)
+        each, update = self.costs.seconds(worker.slot)
         if stage.shares_update:
-            update = self._costs.shared_update_seconds(worker.slot, len(stage.workers))
+            update = self.costs.shared_update_seconds(worker.slot, len(stage.workers))
         return float(self.num_microbatches(worker.groups) * each[index] + update[index])
 
     def _stage(self, stage: int) -> float:
         computing = max(self.worker_seconds[stage])
-        if len(self._stages[stage].workers) == 1:
+        if len(self.stages[stage].workers) == 1:
             return computing
         reducing = self._reducing_s(stage)
-        return max(computing, reducing) if self._costs.spec.train.delay else computing + reducing
+        return max(computing, reducing) if self.costs.spec.train.delay else computing + reducing
 
     def _reducing_s(self, index: int) -> float:
-        stage = self._stages[index]
-        return float(self._costs.reduction_seconds(stage.slots, is_shared=stage.shares_update)[self._slices[index]])
+        stage = self.stages[index]
+        return float(self.costs.reduction_seconds(stage.slots, is_shared=stage.shares_update)[self._slices[index]])
 
 
 def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
@@ -493,22 +493,21 @@ def _linked_nodes(stages: Sequence[PlacedStage], *, is_tied: bool) -> Iterator[t
         yield from combinations([slot.node for slot in stage.slots], 2)
 
 
-def predict(
+def placed_as(
     spec: JobSpec,
-    stages: Sequence[WorkerPart],
+    workers: Sequence[WorkerPart],
     nodes: Iterable[NodeRecord],
     *,
     profiles: Profiles | None = None,
     links: LinkAssumptions | None = None,
-) -> float | None:
-    """Predict a batch's seconds under an existing plan by present measurements; None: a worker's node or device is
-    gone.
+) -> PredictedTime | None:
+    """Return the times of an existing plan by present measurements; None: a worker's node or device is gone.
 
-    stages: as in PlanRecord, replicas next to each other.
+    workers: as in PlanRecord, replicas next to each other.
     """
     records = {node.name: node for node in nodes}
     slots = []
-    for worker in stages:
+    for worker in workers:
         node = records.get(worker.node)
         places = [device.index for device in node.devices] if node is not None else []
         if node is None or worker.device_index not in places:
@@ -517,23 +516,37 @@ def predict(
     if not slots:
         return None
     profiles = profiles or Profiles()
-    relayed = RelayedWays.of((records[worker.node] for worker in stages), records.values())
+    relayed = RelayedWays.of((records[worker.node] for worker in workers), records.values())
     by_grpc = spec.train.link == "grpc"
     speeds = Links(links or LinkAssumptions(), profiles, relayed=relayed, by_grpc=by_grpc)
-    costs = StageCosts(spec, slots, profiles, speeds)
     names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
-    placed, depths = [], []
-    for positions in replicas_of(stages):
-        depths.append(sum(stages[position].depth for position in positions))
-        first = names.index(stages[positions[0]].layers[0])
+    placed = []
+    for positions in replicas_of(workers):
+        lead = workers[positions[0]]
+        first = names.index(lead.layers[0])
         placed.append(
             PlacedStage(
-                span=(first, first + len(stages[positions[0]].layers)),
+                span=(first, first + len(lead.layers)),
                 workers=tuple(
-                    Worker(slot=slots[position], groups=stages[position].groups or all_groups) for position in positions
+                    Worker(slot=slots[position], groups=workers[position].groups or all_groups)
+                    for position in positions
                 ),
-                recompute=stages[positions[0]].recompute,
-                shares_update=stages[positions[0]].shares_update,
+                recompute=lead.recompute,
+                shares_update=lead.shares_update,
             )
         )
-    return PredictedTime(costs, placed).seconds_with(depths)
+    return PredictedTime(StageCosts(spec, slots, profiles, speeds), placed)
+
+
+def predict(
+    spec: JobSpec,
+    workers: Sequence[WorkerPart],
+    nodes: Iterable[NodeRecord],
+    *,
+    profiles: Profiles | None = None,
+    links: LinkAssumptions | None = None,
+) -> float | None:
+    """Return a batch's seconds under an existing plan, as `placed_as` predicts it."""
+    times = placed_as(spec, workers, nodes, profiles=profiles, links=links)
+    depths = [sum(workers[position].depth for position in positions) for positions in replicas_of(workers)]
+    return None if times is None else times.seconds_with(depths)

@@ -125,6 +125,19 @@ class StageCosts:
             update_s=float(self._update_seconds(slot, num_replicas, is_shared=is_shared)[index]),
         )
 
+    def operation_seconds(self, slot: DeviceSlot, index: int) -> tuple[float, float, float, float]:
+        """Return the seconds of a forward, a backward and an update, and the part of the update that replicas share."""
+        numbers, kinds = self.slices.counts[index], list(self.slices.by_kind)
+        timed = [
+            (float(numbers[at]), self._clock.seconds(slot.node, slot.device, kind)) for at, kind in enumerate(kinds)
+        ]
+        return (
+            sum(number * each.forward_s for number, each in timed),
+            sum(number * each.backward_s for number, each in timed),
+            sum(number * each.update_s for number, each in timed),
+            sum(number * each.shareable_s for number, each in timed),
+        )
+
     def _timed(self, slot: DeviceSlot) -> tuple[Floats, Floats, Floats]:
         pace = self.pace_of(slot)
         found = self._seconds.get(pace)
