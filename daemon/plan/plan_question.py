@@ -5,12 +5,10 @@ compared with the present one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import chain, compress
-from operator import attrgetter
-from typing import Final, TypedDict, Unpack, overload
+from functools import lru_cache
+from typing import Final, TypedDict, Unpack
 
 from headway.daemon.cluster.memo import Same
 from headway.daemon.cluster.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
@@ -33,7 +31,7 @@ class PlanQuestion:
     """All inputs of a plan."""
 
     spec: JobSpec
-    slots: Sequence[DeviceSlot]
+    slots: tuple[DeviceSlot, ...]
     """The devices that the plan may use."""
     previous: tuple[WorkerPart, ...] = ()
     """The workers of the plan in force, whose layers should stay."""
@@ -79,7 +77,7 @@ def ask(
     offer = _offered_to(spec, nodes, quarantined, memory=conditions.get("memory", NOTHING_LEARNED))
     return PlanQuestion(
         spec=spec,
-        slots=_free(Same(offer), busy) if busy else offer.all_slots,
+        slots=_free(Same(offer), busy),
         previous=previous.workers if previous else (),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
@@ -96,8 +94,7 @@ def usable_devices(
     spec: JobSpec, nodes: Iterable[NodeRecord], *, quarantined: Set[str], busy: Set[DeviceKey]
 ) -> frozenset[DeviceKey]:
     """Return the devices that a plan for the job may use, as `ask` puts them into its slots."""
-    devices = _offered_to(spec, nodes, quarantined).devices
-    return devices - busy if busy else devices
+    return frozenset(_offered_to(spec, nodes, quarantined).slots.keys() - busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +103,8 @@ class _Offer:
 
     names: frozenset[str]
     """The nodes that a plan may use."""
-    all_slots: tuple[DeviceSlot, ...]
-    """Their devices."""
-    devices: frozenset[DeviceKey]
-    position: dict[DeviceKey, int]
-    """Positions of the devices among the slots."""
+    slots: dict[DeviceKey, DeviceSlot]
+    """Their devices, in natural order of the nodes."""
     relayed: RelayedWays
     left_out: tuple[str, ...]
     """As in PlanQuestion."""
@@ -125,59 +119,6 @@ def _offered_to(
     return _offer(Same(tuple(nodes)), spec.placement.sites, computes, frozenset(quarantined), memory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """What one node offers to every job that wants the same of it."""
-
-    node: NodeRecord
-    rank: tuple[str | int, ...]
-    """Of its name, in natural order."""
-    is_wanted: bool
-    slots: tuple[tuple[DeviceKey, DeviceSlot], ...]
-    no_kernel: tuple[str, ...]
-    """Sentences on devices that cannot compute the job's attention."""
-    is_relayed: bool
-
-
-class _Parts:
-    """What each node offers to jobs of one kind, found again only for records that are other objects."""
-
-    def __init__(self, sites: tuple[str, ...], computes: JobSpec | None, memory: MemoryLessons) -> None:
-        self._sites, self._computes, self._memory = sites, computes, memory
-        self._known: dict[str, _Part] = {}
-
-    def of(self, nodes: Sequence[NodeRecord]) -> list[_Part]:
-        """Return the parts in natural order of their nodes."""
-        known = self._known
-        for node in nodes:
-            if (part := known.get(node.name)) is None or part.node is not node:
-                known[node.name] = self._part(node)
-        found = [known[node.name] for node in nodes]
-        if len(known) > 2 * len(found):
-            self._known = {part.node.name: part for part in found}
-        return sorted(found, key=attrgetter("rank"))
-
-    def _part(self, node: NodeRecord) -> _Part:
-        computes, is_wanted = self._computes, _is_wanted(self._sites, node)
-        positions = range(len(node.devices) if is_wanted else 0)
-        slots = (DeviceSlot.of(node, position, self._memory) for position in positions)
-        return _Part(
-            node=node,
-            rank=natural(node.name),
-            is_wanted=is_wanted,
-            slots=tuple(
-                ((node.name, slot.device.index), slot)
-                for slot in slots
-                if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
-            ),
-            no_kernel=tuple(_no_kernel(computes, node)) if is_wanted else (),
-            is_relayed=bool(node.relay),
-        )
-
-
-_parts = lru_cache(maxsize=64)(_Parts)
-
-
 @lru_cache(maxsize=128)
 def _offer(
     nodes: Same[tuple[NodeRecord, ...]],
@@ -187,79 +128,41 @@ def _offer(
     memory: MemoryLessons,
 ) -> _Offer:
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
-    parts = _parts(sites, computes, memory).of(nodes.value)
-    wanted = [part for part in parts if part.is_wanted]
-    free = [part for part in wanted if part.node.name not in quarantined] if quarantined else wanted
-    out = [f"node {part.node.name} stays out of plans: {part.node.stays_out}" for part in parts if part.node.stays_out]
-    out += [f"node {part.node.name} is in quarantine" for part in wanted if part.node.name in quarantined]
-    out += [told for part in wanted for told in part.no_kernel]
-    out += [no_worker(part.node, part.node.down_devices) for part in free if part.node.down_devices]
-    slots = dict(chain.from_iterable(map(attrgetter("slots"), free)))
-    on_host = Counter(part.node.host for part in wanted for _ in part.node.devices if part.node.host)
-    for part in free:
-        number = on_host[part.node.host]
-        if number > len(part.node.devices) and part.node.memory_bytes:  # several nodes share the machine's memory
-            shared = part.node.memory_bytes // number
-            slots |= {key: replace(slot, host_memory_bytes=shared) for key, slot in part.slots}
+    present = sorted(nodes.value, key=lambda node: natural(node.name))
+    wanted = [node for node in present if _is_wanted(sites, node)]
+    free = [node for node in wanted if node.name not in quarantined]
+    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in present if node.stays_out]
+    out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
+    out += [told for node in wanted for told in _no_kernel(computes, node)]
+    out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
+    on_host = Counter(node.host for node in wanted for _ in node.devices if node.host)
     return _Offer(
-        names=frozenset(map(attrgetter("node.name"), free)),
-        all_slots=tuple(slots.values()),
-        devices=frozenset(slots),
-        position={key: position for position, key in enumerate(slots)},
-        relayed=RelayedWays.of((part.node for part in free if part.is_relayed), nodes.value),
+        names=frozenset(node.name for node in free),
+        slots={
+            (node.name, slot.device.index): slot
+            for node in free
+            for slot in _slots(Same(node), memory, max(on_host[node.host], len(node.devices)))
+            if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
+        },
+        relayed=RelayedWays.of((node for node in free if node.relay), nodes.value),
         left_out=tuple(out),
     )
 
 
-class _Slots(Sequence[DeviceSlot]):
-    """The slots of an offer that are not busy, as a tuple that is made when somebody looks into it.
+@lru_cache(maxsize=1 << 14)
+def _slots(node: Same[NodeRecord], memory: MemoryLessons, num_sharers: int) -> tuple[DeviceSlot, ...]:
+    """Return the devices of a node: the same objects for the same record, so that questions are soon compared.
 
-    When a node comes, each job asks another question, and most of them are never computed.
+    num_sharers: devices of all nodes that share the memory of the node's machine.
     """
-
-    def __init__(self, offer: _Offer, busy: frozenset[DeviceKey]) -> None:
-        self._offer, self._all_busy = offer, busy
-
-    @cached_property
-    def _busy(self) -> frozenset[DeviceKey]:
-        return self._all_busy & self._offer.devices
-
-    @cached_property
-    def _all(self) -> tuple[DeviceSlot, ...]:
-        is_free = bytearray(b"\1") * len(self._offer.all_slots)
-        for key in self._busy:
-            is_free[self._offer.position[key]] = False
-        return tuple(compress(self._offer.all_slots, is_free))
-
-    def __len__(self) -> int:
-        return len(self._offer.all_slots) - len(self._busy)
-
-    def __iter__(self) -> Iterator[DeviceSlot]:
-        return iter(self._all)
-
-    @overload
-    def __getitem__(self, index: int) -> DeviceSlot: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[DeviceSlot, ...]: ...
-    def __getitem__(self, index: int | slice) -> DeviceSlot | tuple[DeviceSlot, ...]:
-        return self._all[index]
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Sequence) and len(self) == len(other) and self._all == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self._all)
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[DeviceSlot, ...]]]:
-        return tuple, (self._all,)
+    slots = (DeviceSlot.of(node.value, position, memory) for position in range(len(node.value.devices)))
+    return tuple(replace(slot, host_memory_bytes=node.value.memory_bytes // num_sharers) for slot in slots)
 
 
 @lru_cache(maxsize=256)
-def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> _Slots:
+def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
     """Return the slots that are not busy: the same object for the same question."""
-    return _Slots(offer.value, busy)
+    return tuple(slot for key, slot in offer.value.slots.items() if key not in busy)
 
 
 def _is_wanted(sites: tuple[str, ...], node: NodeRecord) -> bool:

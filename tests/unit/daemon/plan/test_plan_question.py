@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 
 from headway.daemon.cluster.records import Device, DeviceKey, NodeRecord
-from headway.daemon.plan.devices import NOTHING_LEARNED
-from headway.daemon.plan.plan_question import PlanQuestion, _Parts, ask
+from headway.daemon.plan.devices import DeviceSlot, natural
+from headway.daemon.plan.plan_question import PlanQuestion, ask
 from tests.rigs.simulated_cluster import small_spec
 
 SITES = ("here", "there")
@@ -46,20 +46,21 @@ def test_questions_follow_every_node() -> None:
         busy: frozenset[DeviceKey] = frozenset((f"n{chance.randrange(14)}", index) for index in range(2))
         quarantined = frozenset({f"n{chance.randrange(14)}"})
         found = ask(spec, tuple(nodes.values()), busy=busy, quarantined=quarantined)
-        anew = _Parts(spec.placement.sites, None, NOTHING_LEARNED).of(tuple(nodes.values()))
-        expected = tuple(
-            slot
-            for part in anew
-            for _, slot in part.slots
-            if (slot.node, slot.device.index) not in busy and slot.node not in quarantined
+        free = [
+            each
+            for each in sorted(nodes.values(), key=lambda each: natural(each.name))
+            if not (each.is_draining or each.stays_out or each.name in quarantined)
+            and each.site in (spec.placement.sites or SITES)
+        ]
+        assert found.slots == tuple(
+            DeviceSlot.of(each, index)
+            for each in free
+            for index in range(len(each.devices))
+            if index not in each.down_devices and (each.name, index) not in busy
         )
-        assert len(found.slots) == len(expected)
-        assert found.slots == expected
-        assert expected == found.slots
-        assert hash(found.slots) == hash(expected)
         assert pickle.loads(pickle.dumps(found)) == found
-        relayed = {part.node.name for part in anew if part.is_wanted and part.node.relay} - quarantined
-        assert {name for name, _ in found.relayed.relays} == relayed
+        assert {name for name, _ in found.relayed.relays} == {each.name for each in free if each.relay}
         questions.append(found)
         for other in questions[-20:]:
-            assert (other == found) == (other.slots == expected and replace(other, slots=found.slots) == found)
+            same = replace(other, slots=found.slots) == found
+            assert (other == found) == (other.slots == found.slots and same)
