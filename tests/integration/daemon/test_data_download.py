@@ -26,6 +26,7 @@ from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from tests.rigs.node_network import node_network
+from tests.rigs.running import running
 
 SHARD = 300_000
 """Tokens, and bytes, of each of two shards: three chunks."""
@@ -313,10 +314,9 @@ async def test_a_download_that_nobody_waits_for_ends(holders: Holders, monkeypat
     for shared in (library._opening, library._fetching):
         monkeypatch.setattr(shared, "_kept_s", 0.0)
     holders.gate.clear()
-    asking = asyncio.create_task(library.open(holders.data))
-    while not holders.client.addresses:
-        await asyncio.sleep(0.005)
-    asking.cancel()
+    async with running(library.open(holders.data)):
+        while not holders.client.addresses:
+            await asyncio.sleep(0.005)
     async with asyncio.timeout(20):
         while library._fetching:
             await asyncio.sleep(0.005)

@@ -38,6 +38,7 @@ from tests.integration.daemon.conftest import Playground
 from tests.integration.exactness.training import assert_same_bits, finished, small_job, until_batch
 from tests.rigs.join_place import join_place
 from tests.rigs.paces import paced_layers
+from tests.rigs.running import running
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
@@ -133,21 +134,13 @@ async def test_who_is_revoked_is_known_before_anybody_is_answered(etcd: Etcd, cl
         revoke=lambda names: told.append(frozenset(names)),
         on_own=lambda error: pytest.fail(str(error)),
     )
-    following = asyncio.create_task(revocations.run())
-    try:
+    async with running(revocations.run()):
         await asyncio.sleep(0)  # it has looked once, at a view of nothing
         assert not revocations.known.is_set()
-        watching = asyncio.create_task(cluster.run())
-        try:
+        async with running(cluster.run()):
             async with asyncio.timeout(SOON_S):
                 await revocations.known.wait()
             assert told == [frozenset({"thief"})]
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
 
 
 async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:

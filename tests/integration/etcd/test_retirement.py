@@ -1,6 +1,5 @@
 """The leader retires jobs on a real etcd, and a person is told what became of them."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from headway.daemon.cluster.transaction import Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.leader.sweeps import JobRetirement
+from tests.rigs.running import running
 from tests.rigs.simulated_cluster import small_spec
 
 
@@ -29,12 +29,8 @@ from tests.rigs.simulated_cluster import small_spec
 async def following(client: EtcdClient) -> AsyncIterator[ClusterWatch]:
     """A view that follows etcd."""
     cluster = ClusterWatch(client)
-    running = asyncio.create_task(cluster.run())
-    try:
+    async with running(cluster.run()):
         yield cluster
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def submitted(client: EtcdClient, name: str, phase: Phase, *, since: float) -> int:

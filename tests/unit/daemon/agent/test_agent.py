@@ -25,6 +25,7 @@ from headway.daemon.jobs.job import DataSpec
 from headway.daemon.worker.goal import SnapshotMissed, WrittenFile, Wrote
 from tests.rigs.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
 from tests.rigs.agent_views import now
+from tests.rigs.running import running
 
 
 async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
@@ -191,15 +192,11 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
     scene.job.plan = replace(PLAN, **back, source_timeline=1)  # type: ignore[arg-type]
     supervisor = QuietSupervisor()
     supervisor.statuses = (now(supervisor.statuses[0], prepared=2),)
-    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
-    try:
+    async with running(scene.agent.run(supervisor)):  # type: ignore[arg-type]
         await scene.until(lambda: [holders["b"], holders["c"]] in asked)
         del scene.view.nodes["b"]
         scene.agent.cluster_changed()
         await scene.until(lambda: [holders["c"]] in asked)
-    finally:
-        working.cancel()
-        await asyncio.wait({working})
 
 
 async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +260,7 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
     files = {"embed": StateFile(size_bytes=5, checksum="sha-embed")}
     scene.job.state[1, 20] = {"b": StateRecord(incarnation="b-1", generation=1, files=files)}
     supervisor = QuietSupervisor()
-    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
-    try:
+    async with running(scene.agent.run(supervisor)):  # type: ignore[arg-type]
         await scene.until(lambda: asked == [("embed", True)])
         back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
         scene.job.plan = replace(own, workers=PLAN.workers, **back, source_timeline=1)  # type: ignore[arg-type]
@@ -272,9 +268,6 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
         scene.agent.cluster_changed()
         await scene.until(lambda: ("embed", False) in asked)
         assert ended == ["embed"]
-    finally:
-        working.cancel()
-        await asyncio.wait({working})
 
 
 async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_served(

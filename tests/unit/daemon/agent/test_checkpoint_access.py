@@ -13,6 +13,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from tests.rigs.moody_file_system import Mood, moody
+from tests.rigs.running import running
 
 STAGE = WorkerPart(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)
 PLAN = PlanRecord(generation=1, timeline=1, workers=(STAGE,))
@@ -30,11 +31,10 @@ def job(folder: str, name: str = "j") -> JobView:
 
 
 async def until(access: CheckpointAccess, *, lacks: bool) -> None:
-    running = asyncio.create_task(access.run())
-    async with asyncio.timeout(20.0):
-        while ("j" in access.lacking) is not lacks:
-            await asyncio.sleep(0.001)
-    running.cancel()
+    async with running(access.run()):
+        async with asyncio.timeout(20.0):
+            while ("j" in access.lacking) is not lacks:
+                await asyncio.sleep(0.001)
 
 
 async def test_missing_credentials_are_reported_before_a_checkpoint_and_withdrawn_later(
@@ -77,12 +77,11 @@ async def test_an_outage_is_not_reported_as_missing_access(
     monkeypatch.setattr(files, "LOOK_S", 0.001)
     access = CheckpointAccess(node=node, view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     mood.error = lambda: RecoveryError("moody://b", "away")
-    running = asyncio.create_task(access.run())
-    async with asyncio.timeout(20.0):
-        while node == "a" and not mood.num_calls:
-            await asyncio.sleep(0.001)
-    await asyncio.sleep(0.01)
-    running.cancel()
+    async with running(access.run()):
+        async with asyncio.timeout(20.0):
+            while node == "a" and not mood.num_calls:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
     assert not access.lacking
     assert bool(mood.num_calls) is (node == "a")
 

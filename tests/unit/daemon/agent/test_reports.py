@@ -20,6 +20,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.goal import BatchDone, Progress
 from tests.rigs.cluster_member import member
+from tests.rigs.running import running
 
 KEY = Keys.reading("j", "a")
 LEASE = 7
@@ -107,11 +108,9 @@ async def test_a_read_that_has_not_begun_hides_no_other(etcd: Etcd, reports: Rea
 
 async def test_a_node_that_dies_between_its_writes_reads_nothing_any_more(etcd: Etcd, reports: ReadingReports) -> None:
     """It has told and not taken back: the record goes with the node's lease."""
-    telling = asyncio.create_task(_tell_for_ever(reports))
-    await etcd.until(10)
-    etcd.is_away = True
-    telling.cancel()
-    await asyncio.wait({telling})
+    async with running(_tell_for_ever(reports)):
+        await etcd.until(10)
+        etcd.is_away = True
     assert etcd.told == 10
     etcd.end_lease()
     assert etcd.told is None
@@ -123,14 +122,13 @@ async def test_what_could_not_be_taken_back_is_taken_back_later(
 ) -> None:
     """etcd is away as the reading ends, or its answer to the first write was lost: nobody reads when it is back."""
     etcd.answers_are_lost = answers_are_lost
-    ahead = asyncio.create_task(reports.run_ahead())
-    async with reports.telling("j", reports.of_data("sha")):
-        await etcd.until(10)
-        etcd.is_away = True
-    assert etcd.told == 10
-    etcd.is_away = etcd.answers_are_lost = False
-    await etcd.until(None)
-    ahead.cancel()
+    async with running(reports.run_ahead()):
+        async with reports.telling("j", reports.of_data("sha")):
+            await etcd.until(10)
+            etcd.is_away = True
+        assert etcd.told == 10
+        etcd.is_away = etcd.answers_are_lost = False
+        await etcd.until(None)
 
 
 async def test_what_is_left_of_an_earlier_reading_is_not_taken_from_a_new_one(
@@ -140,16 +138,15 @@ async def test_what_is_left_of_an_earlier_reading_is_not_taken_from_a_new_one(
     async with reports.telling("j", reports.of_data("sha")):
         await etcd.until(10)
         etcd.is_away = True
-    ahead = asyncio.create_task(reports.run_ahead())
-    library.reading["sha"] = Reading(70, 100)
-    async with reports.telling("j", reports.of_data("sha")):
-        etcd.is_away = False
-        await etcd.until(70)
-        for _ in range(5):
-            await asyncio.sleep(0.005)
-            assert etcd.told == 70
-    await etcd.until(None)
-    ahead.cancel()
+    async with running(reports.run_ahead()):
+        library.reading["sha"] = Reading(70, 100)
+        async with reports.telling("j", reports.of_data("sha")):
+            etcd.is_away = False
+            await etcd.until(70)
+            for _ in range(5):
+                await asyncio.sleep(0.005)
+                assert etcd.told == 70
+        await etcd.until(None)
 
 
 async def test_a_reading_that_tells_while_one_is_taken_back_is_taken_back_too(
@@ -220,8 +217,7 @@ def progress(generation: int, batch: int) -> Progress:
 async def said(reports: ProgressReports, etcd: FakeEtcd, what: Progress, *, rounds: int = 1) -> None:
     """Hand a report over, and let it be tried so many times."""
     reports.add(what)
-    task = asyncio.create_task(reports.run())
-    try:
+    async with running(reports.run()):
         for _ in range(rounds):
             reports.hurry()
             await asyncio.sleep(0)
@@ -229,9 +225,6 @@ async def said(reports: ProgressReports, etcd: FakeEtcd, what: Progress, *, roun
                 while reports._entries:
                     reports.hurry()
                     await asyncio.sleep(0.001)
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @pytest.fixture(autouse=True)
@@ -255,15 +248,13 @@ async def test_a_conflict_is_looked_at_again() -> None:
     view = view_of(plan=PlanRecord(generation=3, timeline=1))
     reports = ProgressReports(member(view=view, etcd=etcd))
     reports.add(progress(3, 29))
-    task = asyncio.create_task(reports.run())
-    async with asyncio.timeout(5):
-        await etcd.is_news.wait()
-        view.apply(Keys.of("demo", "plan"), None, mod_revision=100, create_revision=0)
-        while not etcd.written:
-            reports.hurry()
-            await asyncio.sleep(0.001)
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(reports.run()):
+        async with asyncio.timeout(5):
+            await etcd.is_news.wait()
+            view.apply(Keys.of("demo", "plan"), None, mod_revision=100, create_revision=0)
+            while not etcd.written:
+                reports.hurry()
+                await asyncio.sleep(0.001)
     assert [record.batch for record in etcd.written] == [29]
 
 
@@ -285,10 +276,8 @@ async def test_a_batch_that_comes_during_a_write_is_written_at_once(
     etcd = Slow(num_conflicts=num_conflicts)
     reports = ProgressReports(member(view=view, etcd=etcd))
     reports.add(progress(3, 28))
-    task = asyncio.create_task(reports.run())
-    await asyncio.sleep(0.05)
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(reports.run()):
+        await asyncio.sleep(0.05)
     assert [batch for record in etcd.written for batch, _ in record.recent] == [28, 29]
 
 

@@ -28,6 +28,7 @@ from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.worker.goal import JobGeneration
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.agent_scene import PLAN, QuietSupervisor, make_scene
+from tests.rigs.running import running
 
 AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
 MISSING = RecoveryError("/mnt/data", "no token shards here")
@@ -83,27 +84,23 @@ async def test_an_outage_is_reported_and_retried_for_as_long_as_it_lasts(
 ) -> None:
     """The node's record has the reason through far more attempts than a transfer has, until the data is back."""
     agent, library, activities, worker = at_work(AWAY)
-    working = asyncio.create_task(agent._carry_out_steps(worker))
-    await until(lambda: library.num_asked > 2 * MAX_ATTEMPTS)
-    assert activities.ailments == {"data of j": str(AWAY)}
-    assert worker.failed == []
-    library.error = None
-    await until(lambda: bool(worker.goals))
-    assert activities.ailments == {}
-    working.cancel()
-    await asyncio.wait({working})
+    async with running(agent._carry_out_steps(worker)):
+        await until(lambda: library.num_asked > 2 * MAX_ATTEMPTS)
+        assert activities.ailments == {"data of j": str(AWAY)}
+        assert worker.failed == []
+        library.error = None
+        await until(lambda: bool(worker.goals))
+        assert activities.ailments == {}
 
 
 async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
     """A wrong path on this node fails the worker's generation after MAX_ATTEMPTS, with the reason."""
     agent, library, activities, worker = at_work(MISSING)
-    working = asyncio.create_task(agent._carry_out_steps(worker))
-    await until(lambda: bool(worker.failed))
-    assert library.num_asked == MAX_ATTEMPTS
-    assert "no token shards here" in worker.failed[0][1]
-    assert activities.ailments == {}
-    working.cancel()
-    await asyncio.wait({working})
+    async with running(agent._carry_out_steps(worker)):
+        await until(lambda: bool(worker.failed))
+        assert library.num_asked == MAX_ATTEMPTS
+        assert "no token shards here" in worker.failed[0][1]
+        assert activities.ailments == {}
 
 
 async def test_attempts_during_an_outage_are_not_charged_afterwards(
@@ -112,12 +109,10 @@ async def test_attempts_during_an_outage_are_not_charged_afterwards(
     """Twenty attempts meet an outage and one more another error, which counts as the first; the next succeeds."""
     agent, library, _, worker = at_work(AWAY)
     library.error, library.earlier = None, [AWAY] * 20 + [MISSING]
-    working = asyncio.create_task(agent._carry_out_steps(worker))
-    await until(lambda: bool(worker.goals or worker.failed))
-    assert worker.failed == []
-    assert library.num_asked == 22
-    working.cancel()
-    await asyncio.wait({working})
+    async with running(agent._carry_out_steps(worker)):
+        await until(lambda: bool(worker.goals or worker.failed))
+        assert worker.failed == []
+        assert library.num_asked == 22
 
 
 FETCH = Fetch(
@@ -160,13 +155,11 @@ async def test_opening_data_is_cancelled_when_its_plan_is_dropped(
             ended.set()
 
     library.open = hang
-    working = asyncio.create_task(agent._carry_out_steps(worker))
-    await asyncio.wait_for(began.wait(), 20)
-    agent._around.member.view.jobs.clear()
-    agent.cluster_changed()
-    await asyncio.wait_for(ended.wait(), 20)
-    working.cancel()
-    await asyncio.wait({working})
+    async with running(agent._carry_out_steps(worker)):
+        await asyncio.wait_for(began.wait(), 20)
+        agent._around.member.view.jobs.clear()
+        agent.cluster_changed()
+        await asyncio.wait_for(ended.wait(), 20)
 
 
 @pytest.mark.parametrize("is_sound_elsewhere", [True, False])

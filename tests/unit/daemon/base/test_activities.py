@@ -15,6 +15,7 @@ from headway.daemon.base import fault_points, restart_policy
 from headway.daemon.base.activities import CALLBACKS, Activities
 from headway.daemon.base.errors import ConfigError, InvariantLostError
 from headway.daemon.base.restart_policy import HEALTHY_AFTER_S, JITTER, LONGEST_PAUSE_S, Health, pause_s
+from tests.rigs.running import running
 
 DEADLINE_S = 30.0
 
@@ -100,10 +101,8 @@ async def test_the_traceback_of_one_error_is_logged_once() -> None:
         raise ZeroDivisionError
 
     with capture_logs() as logs:
-        running = asyncio.create_task(Activities().keep("planning", failing))
-        await asyncio.wait_for(enough.wait(), DEADLINE_S)
-        running.cancel()
-        await asyncio.wait([running])
+        async with running(Activities().keep("planning", failing)):
+            await asyncio.wait_for(enough.wait(), DEADLINE_S)
     assert sum("traceback" in line for line in logs) == 1
     assert sum(line["event"] == "activity_failed" for line in logs) == 5
 
@@ -160,16 +159,14 @@ async def test_a_fault_point_strikes_an_activity_that_waits(tmp_path: Path, monk
             began.set()
             await asyncio.Event().wait()
 
-        running = asyncio.create_task(owner.keep("probing", waiting))
-        await asyncio.wait_for(began.wait(), DEADLINE_S)
-        faults.write_text(
-            json.dumps({"id": "1", "at": "activity", "when": {"name": "probing", "node": "a"}, "do": "raise"})
-        )
-        began.clear()
-        await asyncio.wait_for(began.wait(), DEADLINE_S)
-        assert owner.num_failures == {"probing": 1}
-        running.cancel()
-        await asyncio.wait([running])
+        async with running(owner.keep("probing", waiting)):
+            await asyncio.wait_for(began.wait(), DEADLINE_S)
+            faults.write_text(
+                json.dumps({"id": "1", "at": "activity", "when": {"name": "probing", "node": "a"}, "do": "raise"})
+            )
+            began.clear()
+            await asyncio.wait_for(began.wait(), DEADLINE_S)
+            assert owner.num_failures == {"probing": 1}
     finally:
         monkeypatch.delenv(fault_points.ENVIRONMENT)
         fault_points.arm()

@@ -19,6 +19,7 @@ from headway.daemon.leader.sweeps import (
     stale_checkpoints,
     stale_parts,
 )
+from tests.rigs.running import running
 
 PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
 """Timeline 3 grew out of 1 at boundary 20, timeline 5 out of 3 at 60."""
@@ -201,8 +202,7 @@ def test_a_late_manifest_of_a_swept_boundary_is_deleted_by_its_writer(tmp_path: 
                 await asyncio.sleep(0.001)
 
     async def scenario() -> None:
-        running = asyncio.create_task(sweep.run())
-        try:
+        async with running(sweep.run()):
             sweep.wrote_late("j")
             with pytest.raises(TimeoutError):
                 await until_swept(within_s=0.1)
@@ -210,8 +210,6 @@ def test_a_late_manifest_of_a_swept_boundary_is_deleted_by_its_writer(tmp_path: 
             sweep.wrote_late("gone")
             sweep.wrote_late("j")
             await until_swept(within_s=10.0)
-        finally:
-            running.cancel()
 
     asyncio.run(scenario())
     assert kept.exists()

@@ -26,6 +26,7 @@ from headway.daemon.net.reaching import (
 )
 from headway.daemon.worker.control import HEARTBEAT_EVERY_S
 from tests.rigs.cluster_member import member
+from tests.rigs.running import running
 
 B = Target(node="b", incarnation="b-1", port=Port.DAEMON, address="b:7001")
 WORKER = Target(node="b", incarnation="b-1", port=Port.WORKER, address="b:7100", device_index=0, worker="b/w0")
@@ -229,18 +230,18 @@ async def test_one_dial_serves_all_who_want_to_know_at_the_same_time() -> None:
 async def test_a_port_that_a_plan_found_silent_is_written_and_dialled_until_it_answers() -> None:
     place = Place()
     place.answer = "refused"
-    running = asyncio.create_task(place.reaching.run())
-    assert await place.reaching.prove(WORKER) == "refused"
-    async with asyncio.timeout(10.0):
-        await place.has_written.wait()
-        place.has_written.clear()
-        assert [(fact.to, fact.port, fact.reason) for fact in place.written[0].facts] == [("b", Port.WORKER, "refused")]
-        place.answer = ""
-        await place.has_written.wait()
-    assert [record.facts for record in place.written[1:]] == [()]
-    assert set(place.dialled) == {WORKER}, "and no other port"
-    running.cancel()
-    await asyncio.wait({running})
+    async with running(place.reaching.run()):
+        assert await place.reaching.prove(WORKER) == "refused"
+        async with asyncio.timeout(10.0):
+            await place.has_written.wait()
+            place.has_written.clear()
+            assert [(fact.to, fact.port, fact.reason) for fact in place.written[0].facts] == [
+                ("b", Port.WORKER, "refused")
+            ]
+            place.answer = ""
+            await place.has_written.wait()
+        assert [record.facts for record in place.written[1:]] == [()]
+        assert set(place.dialled) == {WORKER}, "and no other port"
 
 
 async def test_after_a_lost_link_or_file_the_ports_of_that_node_are_dialled_at_once() -> None:
@@ -248,15 +249,13 @@ async def test_after_a_lost_link_or_file_the_ports_of_that_node_are_dialled_at_o
     assert await place.reaching.prove(WORKER) == ""
     place.dialled.clear()
     place.answer = "refused"
-    running = asyncio.create_task(place.reaching.run())
-    await asyncio.sleep(0)
-    place.reaching.doubt("b")
-    place.reaching.doubt("nobody")
-    await asyncio.wait_for(place.has_written.wait(), 10.0)
-    assert {target.node for target in place.dialled} == {"b"}
-    assert [fact.port for fact in place.written[-1].facts] == [Port.DAEMON, Port.WORKER]
-    running.cancel()
-    await asyncio.wait({running})
+    async with running(place.reaching.run()):
+        await asyncio.sleep(0)
+        place.reaching.doubt("b")
+        place.reaching.doubt("nobody")
+        await asyncio.wait_for(place.has_written.wait(), 10.0)
+        assert {target.node for target in place.dialled} == {"b"}
+        assert [fact.port for fact in place.written[-1].facts] == [Port.DAEMON, Port.WORKER]
 
 
 async def test_a_dial_that_a_plan_waits_for_outlives_run_and_no_other() -> None:

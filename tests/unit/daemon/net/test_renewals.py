@@ -18,6 +18,7 @@ from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
 from headway.stages.sockets.tls_identity import RenewableIdentity, TlsIdentity
+from tests.rigs.running import running
 
 
 class Place:
@@ -178,16 +179,14 @@ async def test_nothing_is_decided_before_etcd_has_told_what_was_issued(place: Pl
     identity = RenewableIdentity(place.named, place.folder)
     in_time = time.time() + 3590.0
     renewing = Renewals(cluster, identity, name="n", folder=place.folder, tell=told.append, clock=lambda: in_time)
-    running = asyncio.create_task(renewing.run())
-    await asyncio.sleep(0.05)
-    assert told == []
-    cluster.revision, view.issued = 7, {"n": object()}
-    listed.set()
-    async with asyncio.timeout(10.0):
-        while not told:
-            await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.wait({running})
+    async with running(renewing.run()):
+        await asyncio.sleep(0.05)
+        assert told == []
+        cluster.revision, view.issued = 7, {"n": object()}
+        listed.set()
+        async with asyncio.timeout(10.0):
+            while not told:
+                await asyncio.sleep(0.01)
     assert "make another one" not in told[0]
     assert "cannot be renewed now" in told[0], "it asks, and finds no daemon with the authority"
 

@@ -19,6 +19,7 @@ from headway.daemon.node.registration import leases_of
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
 from tests.rigs.cluster_member import member
+from tests.rigs.running import running
 
 LEASES = {Keys.node("node-1"): 17, Keys.LEADER: 18}
 
@@ -113,12 +114,9 @@ async def test_revoking_a_dead_peers_leases_survives_its_own_effect() -> None:
     watch = _Watch()
     etcd = _Etcd(watch)
     peer_liveness = PeerLiveness(member("node-2", etcd=etcd, cluster=watch), cast(Any, _Client()), Activities())
-    task = asyncio.create_task(peer_liveness.run())
-    try:
+    async with running(peer_liveness.run()):
         async with asyncio.timeout(5):
             await etcd.all_revoked.wait()
-    finally:
-        task.cancel()
     assert sorted(etcd.revoked) == sorted(LEASES.values())
 
 

@@ -95,38 +95,47 @@ def first_complaint(
     return -1.0
 
 
+SLOW = msgspec.structs.replace(START, start=Start(plan=replace(PLAN, predicted_batch_seconds=100.0), position=0))
+LATER = msgspec.structs.replace(START, prepare=Preparation(plan=replace(PLAN, generation=4), position=0))
+TIMED = {"head": LayerTime(forward_s=0.1, backward_s=0.1)}
+
+
 @pytest.mark.parametrize(
-    ("status", "limit_s"),
+    ("status", "beats", "num_ahead", "limit_s"),
     [
-        (WorkerStatus(device_index=0), HELLO_TIMEOUT_S),
-        (IDLE, IDLE_SILENCE_S),
-        (PREPARED, SERVING_SILENCE_S),
-        (RUNNING, SERVING_SILENCE_S),
+        pytest.param(WorkerStatus(device_index=0), None, 0, HELLO_TIMEOUT_S, id="says no hello"),
+        pytest.param(IDLE, None, 0, IDLE_SILENCE_S, id="silent while idle"),
+        pytest.param(PREPARED, None, 0, SERVING_SILENCE_S, id="silent while prepared"),
+        pytest.param(RUNNING, None, 0, SERVING_SILENCE_S, id="silent while it runs"),
+        pytest.param(wants(PREPARED, START), None, 0, BUSY_SILENCE_S, id="silent while it loads"),
+        pytest.param(RUNNING, beat(40), 0, MIN_STANDSTILL_S, id="stands still"),
+        pytest.param(RUNNING, beat(40, typical_s=2.0), 0, 40.0, id="twenty times a slow operation's time"),
+        pytest.param(RUNNING, beat(0, typical_s=0.0), 0, FIRST_OPERATION_S, id="the first operation may compile"),
+        pytest.param(
+            wants(RUNNING, SLOW),
+            beat(0, typical_s=0.0),
+            0,
+            FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * 100.0,
+            id="the first operation of a plan whose batch takes 100 s",
+        ),
+        pytest.param(
+            RUNNING, beat(40, typical_s=0.01, expected_s=0.0), 0, FIRST_OPERATION_S, id="the first update is like it"
+        ),
+        pytest.param(RUNNING, beat(80, typical_s=0.01, expected_s=2.0), 0, 40.0, id="twenty times the first update's"),
+        pytest.param(
+            RUNNING, beat(40, typical_s=0.01, layers=TIMED), MOST_AHEAD, FIRST_OPERATION_S, id="a card's layers untimed"
+        ),
+        pytest.param(wants(PREPARED, Goal()), beat(40), 0, RELEASE_S, id="does not let its job go"),
+        pytest.param(wants(RUNNING, LATER), beat(40), 0, PREPARING_STANDSTILL_S, id="hangs and is to prepare"),
+        pytest.param(RUNNING, replace(beat(40), generation=2), 0, -1.0, id="another generation's beats say nothing"),
     ],
 )
-def test_the_limit_of_silence_follows_the_workers_task(status: WorkerStatus, limit_s: float) -> None:
-    """Nothing is heard from the start on: the complaint comes at the limit, not before."""
-    assert first_complaint(Liveness(0.0), status, until_s=limit_s + 5) == limit_s
-
-
-def test_a_worker_that_loads_may_be_silent_for_longer() -> None:
-    """It has not started yet."""
-    assert first_complaint(Liveness(0.0), wants(PREPARED, START), until_s=60) == BUSY_SILENCE_S
-
-
-def test_a_run_that_stands_still_is_noticed() -> None:
-    """Heartbeats come, an operation could run, and none is done: with quick operations after 5 s."""
-    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
-
-
-def test_slow_operations_have_twenty_times_their_time() -> None:
-    """An operation takes 2 s: 40 s without one are too long."""
-    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40, typical_s=2.0), until_s=60) == 40.0
-
-
-def test_the_first_operation_may_compile() -> None:
-    """None is done yet, so nobody knows how long one takes."""
-    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(0, typical_s=0.0), until_s=200) == FIRST_OPERATION_S
+def test_the_limit_follows_what_the_worker_does(
+    status: WorkerStatus, beats: Heartbeat | None, num_ahead: int, limit_s: float
+) -> None:
+    """Nothing is heard from the start on, or the same heartbeat each second: the complaint comes at the limit."""
+    found = first_complaint(Liveness(0.0, num_ahead=num_ahead), status, beats=beats, until_s=max(limit_s + 5, 60))
+    assert found == limit_s
 
 
 def test_a_long_update_that_progresses_is_no_standstill() -> None:
@@ -135,13 +144,6 @@ def test_a_long_update_that_progresses_is_no_standstill() -> None:
     for second in range(300):
         liveness.on_heartbeat(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
         assert liveness.complaint(RUNNING, float(second)) == ""
-
-
-def test_the_first_update_may_take_as_long_as_the_first_operation() -> None:
-    """Forwards were done, an update was not: its own first time counts. The second one has twenty times the first's."""
-    first, second = beat(40, typical_s=0.01, expected_s=0.0), beat(80, typical_s=0.01, expected_s=2.0)
-    assert first_complaint(Liveness(0.0), RUNNING, beats=first, until_s=200) == FIRST_OPERATION_S
-    assert first_complaint(Liveness(0.0), RUNNING, beats=second, until_s=200) == 40.0
 
 
 CARDS = [
@@ -177,14 +179,6 @@ def test_a_wait_for_all_that_was_launched_is_no_standstill(job: str, nodes: str,
         assert found <= MIN_STANDSTILL_S + 4.0 * before_it_s + 1.0
 
 
-def test_until_a_cards_layers_are_timed_its_launches_tell_nothing() -> None:
-    """The first batches allocate, choose kernels, and run an update that nobody has timed; a CPU's own times count."""
-    stands = beat(40, typical_s=0.01, layers={"head": LayerTime(forward_s=0.1, backward_s=0.1)})
-    card = Liveness(0.0, num_ahead=MOST_AHEAD)
-    assert first_complaint(card, RUNNING, beats=stands, until_s=200) == FIRST_OPERATION_S
-    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
-
-
 @pytest.mark.parametrize(
     ("launched", "limit_s"), [(None, BUSY_SILENCE_S), (0.0, BUSY_SILENCE_S), (0.5, 5.0), (6.9, 27.6)]
 )
@@ -209,14 +203,6 @@ def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[Sta
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
     plan = preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
     return [(worker, replace(ALONE, layers=worker.stage.layers)) for worker in plan.plan.estimates]
-
-
-def test_the_first_operation_of_a_slow_plan_has_longer() -> None:
-    """A batch is predicted to take 100 s: nobody knows which part of that one operation is."""
-    slow = Start(plan=replace(PLAN, predicted_batch_seconds=100.0), position=0)
-    status = wants(RUNNING, msgspec.structs.replace(START, start=slow))
-    found = first_complaint(Liveness(0.0), status, beats=beat(0, typical_s=0.0), until_s=900)
-    assert found == FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * 100.0
 
 
 def test_progress_is_no_standstill() -> None:
@@ -245,10 +231,6 @@ def test_loading_and_writing_have_their_own_time(status: WorkerStatus, goal: Goa
     assert LOADING_S <= found < LOADING_S + 5.0
 
 
-def test_a_worker_that_does_not_let_its_job_go_is_late() -> None:
-    assert first_complaint(Liveness(0.0), wants(PREPARED, Goal()), beats=beat(40), until_s=100) == RELEASE_S
-
-
 def test_a_worker_with_much_state_has_longer_to_load_and_to_write() -> None:
     """80 GB of state at 20 MB/s: the kill comes after that, and not after five minutes."""
     model = ModelSpec(num_hidden_layers=8, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
@@ -268,20 +250,6 @@ def test_a_worker_that_compiles_has_longer() -> None:
         given.append(first_complaint(liveness, status, beats=beat(0), until_s=700))
     assert given == [120.0, 600.0]
     assert liveness.complaint(status, 600.0) == "did not prepare within 600 s"
-
-
-def test_a_hung_run_that_is_to_prepare_the_next_plan_is_noticed_too() -> None:
-    """It obeys Prepare between two operations, which it never comes to."""
-    later = Preparation(plan=replace(PLAN, generation=4), position=0)
-    status = wants(RUNNING, msgspec.structs.replace(START, prepare=later))
-    assert first_complaint(Liveness(0.0), status, beats=beat(40), until_s=60) == PREPARING_STANDSTILL_S
-
-
-def test_heartbeats_of_another_generation_say_nothing_about_this_one() -> None:
-    """The worker was just started anew: the old counter stands still of course."""
-    liveness = Liveness(0.0)
-    old = replace(beat(40), generation=2)
-    assert first_complaint(liveness, RUNNING, beats=old, until_s=60) == -1.0
 
 
 def test_a_goal_that_was_reached_has_no_deadline_any_more() -> None:
