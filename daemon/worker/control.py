@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -24,12 +25,6 @@ FLUSH_TIMEOUT = timedelta(seconds=3)
 HEARTBEAT_EVERY_S = 1.0
 
 
-class GoalInbox(Protocol):
-    """Receives goals. Must never block: `queue.SimpleQueue` fits."""
-
-    def put(self, item: Goal) -> None: ...
-
-
 class WorkerControl:
     """Attach once. Messages leave in the order in which they were given."""
 
@@ -38,7 +33,7 @@ class WorkerControl:
         loop: LoopThread,
         socket_path: Path,
         *,
-        inbox: GoalInbox,
+        inbox: "SimpleQueue[Any]",
         heartbeat: Callable[[], Heartbeat],
         recent: Callable[[], RecentOperations],
         on_end: Callable[[str], None],

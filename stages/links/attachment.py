@@ -49,34 +49,6 @@ FIRST_POLL_S, MOST_POLL_S = 0.00005, 0.001
 """Pause between two questions whether a transfer is done: short at first, and longer where it takes long."""
 
 
-class Work(Protocol):
-    """torch's handle of a transfer."""
-
-    def is_completed(self) -> bool:
-        """Return whether it is over, well or not."""
-        ...
-
-    def wait(self, timeout: timedelta) -> object:
-        """Raise the error that ended it."""
-        ...
-
-
-class Communicator(Protocol):
-    """What is used of a ProcessGroup of torch.distributed."""
-
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
-        """Launch a transfer."""
-        ...
-
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
-        """Launch a transfer."""
-        ...
-
-    def abort(self) -> None:
-        """End all transfers, and free what the communicator has. May take long, or never return."""
-        ...
-
-
 class SideStream(Protocol):
     """Where a device's transfers run, beside the computation."""
 
@@ -97,7 +69,8 @@ class Transfer:
 
     __slots__ = ("_is_aborted", "_late", "_work")
 
-    def __init__(self, work: Work, is_aborted: threading.Event, late: str) -> None:
+    def __init__(self, work: Any, is_aborted: threading.Event, late: str) -> None:
+        """work: torch's handle of it, of which `is_completed` and `wait` are used. late: begins the error of a wait."""
         self._work = work
         self._is_aborted = is_aborted
         self._late = late
@@ -122,7 +95,10 @@ class Transfer:
 class Direction:
     """One direction between two devices. One thread sends or receives; any thread may abort."""
 
-    def __init__(self, communicator: Communicator, stream: SideStream, *, peer: int) -> None:
+    def __init__(self, communicator: Any, stream: SideStream, *, peer: int) -> None:
+        """communicator: a ProcessGroup of torch.distributed, of which `send`, `recv` and `abort` are used. Its `abort`
+        may take long, or never return.
+        """
         self._communicator = communicator
         self._stream = stream
         self._peer = peer
@@ -164,9 +140,11 @@ class Direction:
         self._communicator.abort()
 
 
-def abort_aside(what: Communicator | Direction) -> threading.Thread:
-    """Abort in a thread, which is returned. A communicator that nobody aborts is aborted where its last reference goes,
-    and holds the interpreter's lock meanwhile.
+def abort_aside(what: Any) -> threading.Thread:
+    """Abort a communicator or a direction in a thread, which is returned.
+
+    A communicator that nobody aborts is aborted where its last reference goes, and holds the interpreter's lock
+    meanwhile.
     """
     thread = threading.Thread(target=what.abort, name="headway-abort", daemon=True)
     thread.start()

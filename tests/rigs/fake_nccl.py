@@ -33,11 +33,11 @@ class FakeWork:
         self._is_completed.set()
 
     def is_completed(self) -> bool:
-        """See `Work`."""
+        """See torch's."""
         return self._is_completed.is_set()
 
     def wait(self, timeout: timedelta) -> None:  # noqa: ARG002
-        """See `Work`."""
+        """See torch's."""
         if self.error:
             raise RuntimeError(self.error)
 
@@ -72,7 +72,7 @@ class FakeWire:
 
 
 class FakeCommunicator:
-    """A `Communicator` at one end of a wire."""
+    """A ProcessGroup at one end of a wire."""
 
     def __init__(self, wire: FakeWire) -> None:
         self.wire = wire
@@ -83,17 +83,17 @@ class FakeCommunicator:
         self.num_aborts = 0
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> FakeWork:  # noqa: ARG002
-        """See `Communicator`."""
+        """See torch's."""
         self.works.append(self.wire.put(tensors[0], is_send=True))
         return self.works[-1]
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> FakeWork:  # noqa: ARG002
-        """See `Communicator`."""
+        """See torch's."""
         self.works.append(self.wire.put(tensors[0], is_send=False))
         return self.works[-1]
 
     def abort(self) -> None:
-        """See `Communicator`."""
+        """See torch's."""
         self.num_aborts += 1
         for work in self.works:
             work.complete(work.error)

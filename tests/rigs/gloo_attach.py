@@ -16,7 +16,7 @@ _ABORT = 2
 
 
 class GlooWork:
-    """A `Work`: gloo's own does not tell without a wait whether it is over."""
+    """torch's handle of a transfer: gloo's own does not tell without a wait whether it is over."""
 
     def __init__(self, work: Any) -> None:
         self.error: RuntimeError | None = None
@@ -25,11 +25,11 @@ class GlooWork:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def is_completed(self) -> bool:
-        """See `Work`."""
+        """See torch's."""
         return self._is_completed.is_set()
 
     def wait(self, timeout: timedelta) -> None:  # noqa: ARG002
-        """See `Work`."""
+        """See torch's."""
         if self.error is not None:
             raise self.error
 
@@ -42,18 +42,18 @@ class GlooWork:
 
 
 class GlooCommunicator:
-    """A `Communicator`."""
+    """A ProcessGroup."""
 
     def __init__(self, group: Any, peer: int) -> None:
         self._group = group
         self._peer = peer
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> GlooWork:
-        """See `Communicator`."""
+        """See torch's."""
         return GlooWork(self._group.send(tensors, peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> GlooWork:
-        """See `Communicator`."""
+        """See torch's."""
         return GlooWork(self._group.recv(tensors, peer, tag))
 
     def abort(self) -> None:
