@@ -11,7 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.measurements import (
+    DeviceSpeed,
+    LayerTime,
+)
 from headway.daemon.cluster.records import (
     Device,
     Failure,
@@ -73,7 +76,7 @@ class FakeSupervisor:
     def heartbeats(self) -> Mapping[int, Heartbeat]:
         """Return a heartbeat of each worker that computes."""
         return {index: self._beat(index) for index in self._began} or {
-            status.device_index: Heartbeat(device_speed=1.0, device_bfloat16_speed=1.0) for status in self.statuses
+            status.device_index: Heartbeat(speed=DeviceSpeed(float32=1.0, bfloat16=1.0)) for status in self.statuses
         }
 
     async def run(self) -> None:
@@ -184,6 +187,5 @@ class FakeSupervisor:
             seconds={"computing": 0.8 * spent_s, "waiting": 0.2 * spent_s},
             layers={"block": times},
             num_samples=64,
-            device_speed=1.0,
-            device_bfloat16_speed=1.0,
+            speed=DeviceSpeed(float32=1.0, bfloat16=1.0),
         )

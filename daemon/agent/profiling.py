@@ -173,8 +173,7 @@ class DeviceSpeeds:
         while not all(map(self.knows, devices)):
             await asyncio.sleep(SPEEDS_PERIOD_S)
             for index, beat in heartbeats().items():
-                speed = DeviceSpeed(float32=beat.device_speed, bfloat16=beat.device_bfloat16_speed)
-                if not self.knows(devices[index]) and self.learn(devices[index], speed):
+                if not self.knows(devices[index]) and self.learn(devices[index], beat.speed):
                     tell(self.of(devices))
 
     def _told(self, device: Device) -> Device:

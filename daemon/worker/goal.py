@@ -11,7 +11,10 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.measurements import (
+    DeviceSpeed,
+    LayerTime,
+)
 from headway.daemon.cluster.records import (
     Failure,
     PlanRecord,
@@ -182,10 +185,8 @@ class Heartbeat:
     """Microbatches that were timed in this generation."""
     replan_s: float = 0.0
     """What the last planned change took of this worker; 0: none yet."""
-    device_speed: float = 0.0
-    """Relative speed in float32, as in Device; 0: this process has not measured it."""
-    device_bfloat16_speed: float = 0.0
-    """The same in bfloat16; 0: not measured, or the device lacks it."""
+    speed: DeviceSpeed = field(default_factory=DeviceSpeed)
+    """Of its device, as far as this process has measured it."""
 
 
 class Actual(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

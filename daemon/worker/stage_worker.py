@@ -184,8 +184,7 @@ class StageWorker:
         return Heartbeat(
             job=actual.job,
             generation=actual.generation,
-            device_speed=self._device.speed.float32,
-            device_bfloat16_speed=self._device.speed.bfloat16,
+            speed=self._device.speed,
             **figures,
         )
 

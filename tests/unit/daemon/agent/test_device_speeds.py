@@ -85,7 +85,7 @@ async def test_what_a_worker_measured_is_told_and_kept(tmp_path: Path, monkeypat
     speeds = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
     assert not speeds.knows(DEVICE)
     told: list[tuple[Device, ...]] = []
-    beats = {0: Heartbeat(device_speed=2.02, device_bfloat16_speed=0.31)}
+    beats = {0: Heartbeat(speed=DeviceSpeed(float32=2.02, bfloat16=0.31))}
     await asyncio.wait_for(speeds.follow([DEVICE], lambda: beats, told.append), timeout=30)
     assert told == [(replace(DEVICE, speed=stepped(2.02), bfloat16_speed=stepped(0.31)),)]
     again = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
@@ -121,7 +121,7 @@ def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
     for name, (model, measure) in zip("ab", measured.items(), strict=True):
         device = Device(kind="cuda", model=model)
         speeds = DeviceSpeeds(tmp_path, arithmetic_class=name)
-        beat = Heartbeat(device_speed=measure.float32, device_bfloat16_speed=measure.bfloat16)
+        beat = Heartbeat(speed=measure)
         told: list[tuple[Device, ...]] = []
         asyncio.run(_told_once(speeds, device, beat, told))
         nodes.append(replace(node(name), devices=told[0]))
