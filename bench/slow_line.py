@@ -124,7 +124,6 @@ async def holding(cluster: Cluster, name: str, line: Line) -> AsyncIterator[tupl
         client=client,
         logs_dir=cluster.folder / "logs",
         checkpoint_root=None,
-        is_etcd_reachable=lambda: True,
         outgoing=transfers,
     )
     add_node_service(server, desk)

@@ -193,7 +193,6 @@ class FakeNode:
                 client=client,
                 logs_dir=folder,
                 checkpoint_root=None,
-                is_etcd_reachable=lambda: self.cluster.is_reachable,
             ),
         )
 

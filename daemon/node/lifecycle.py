@@ -402,11 +402,12 @@ class Daemon:
         """Leave in order, each step with its deadline; a second signal skips the waiting."""
         # 1. Wait for plans without this node.
         wish = "waiting for plans without this node"
-        if not desk.is_etcd_reachable():
+        is_etcd_reachable = desk.etcd_away_s() is None
+        if not is_etcd_reachable:
             wish = f"etcd is away, nobody can plan without this node: leaving within {self._stop_timeout_s:g} s"
         self._notifier.stopping(wish)
         self._notifier.extend_timeout(self._stop_timeout_s + 2 * END_TIMEOUT_S)
-        log.info("leave_began", deadline_s=self._stop_timeout_s, is_etcd_reachable=desk.is_etcd_reachable())
+        log.info("leave_began", deadline_s=self._stop_timeout_s, is_etcd_reachable=is_etcd_reachable)
         self._end_leave_in(self._stop_timeout_s)
         draining = asyncio.create_task(membership.drain(), name="drain")
         forcing, overdue = (asyncio.create_task(event.wait()) for event in (self._force, self._overdue))
@@ -500,7 +501,6 @@ def _desk(services: Services, membership: Membership, front: PortProcess | None)
         logs_dir=config.logs_dir,
         checkpoint_root=config.checkpoint_root,
         outgoing=services.outgoing,
-        is_etcd_reachable=lambda: cluster.is_reachable,
         recent_operations=membership.recent_operations,
         dial_peers=membership.dial_peers,
         standing_by=front.standing_by if front is not None else None,

@@ -68,7 +68,7 @@ def serve_metrics(host: str, port: int, desk: NodeDesk, activities: Activities) 
 def node_metrics(desk: NodeDesk, activities: Activities) -> Iterator[Metric]:
     """Yield the metrics of this node."""
     view, node = desk.view, desk.node
-    yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", desk.is_etcd_reachable())
+    yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", desk.etcd_away_s() is None)
     is_leader = view.leader is not None and view.leader.node == node
     yield _gauge("headway_leader", "Whether this daemon leads.", is_leader)
     held = sum(file.size_bytes for file in desk.store.contents.values())

@@ -172,7 +172,6 @@ class NodeDesk:
     client: NodeClient
     logs_dir: Path
     checkpoint_root: Path | None
-    is_etcd_reachable: Callable[[], bool]
     etcd_away_s: Callable[[], float | None] = lambda: None
     """Seconds for which etcd has been unreachable; None: it is reachable."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
@@ -225,7 +224,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             node=self._desk.node,
             incarnation=self._desk.incarnation,
             protocol=PROTOCOL_VERSION,
-            etcd_reachable=self._desk.is_etcd_reachable(),
+            etcd_reachable=self._desk.etcd_away_s() is None,
             leader=leader.node if leader is not None else "",
             clock_s=self._desk.clock(),
         )

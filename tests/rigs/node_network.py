@@ -53,7 +53,6 @@ def desk_of(name: str, folder: Path, client: NodeClient, **changes: Any) -> Node
         "client": client,
         "logs_dir": folder,
         "checkpoint_root": folder,
-        "is_etcd_reachable": lambda: False,
     }
     return NodeDesk(**known | changes)
 

@@ -127,7 +127,7 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     found = {}
     for node in ("a", "b"):
         desk: Any = SimpleNamespace(
-            node=node, view=view, store=store, is_etcd_reachable=lambda: reachable[0], outgoing=outgoing
+            node=node, view=view, store=store, etcd_away_s=lambda: None if reachable[0] else 1.0, outgoing=outgoing
         )
         port, stop = serve_metrics("127.0.0.1", 0, desk, Activities())
         try:
