@@ -208,7 +208,7 @@ def _texts(texts: list[tuple[bytes, str]], encoder: Encoder, noted: Counter[str]
     try:
         return encoder.encode([text for text, _ in texts])
     except UnicodeDecodeError as error:
-        source = next(source for text, source in texts if not _is_utf8(text))
+        source = next(source for text, source in texts if text == error.object)
         raise ConfigError("is not UTF-8 text", source) from error
 
 
@@ -228,8 +228,8 @@ def _chats(contents: list[Conversation | Pair], encoder: Encoder, noted: Counter
         good = [one for one in encoded if isinstance(one, EncodedChat)]
         for one in good:
             noted[SPECIAL_WORDS] += one.num_words
-            noted[one.way] += 1
-            noted[THOUGHTS_LEFT_OUT] += one.num_thoughts_left_out
+            noted[one.texts.way] += 1
+            noted[THOUGHTS_LEFT_OUT] += one.texts.num_thoughts_left_out
         if each[0].form:
             noted[FORMS + each[0].form] += 1
         if len(good) > 1:
@@ -250,14 +250,6 @@ def _of_pair(preferred: tuple[Tokens, Spoken], other: tuple[Tokens, Spoken], *, 
             return BadRecord("has two answers of which one is the beginning of the other", where)
     flags[1][0] |= BEGINS_DOCUMENT
     return [(np.concatenate((preferred[0], other[0])), np.concatenate(flags))]
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _piece(tokens: Tokens, flags: _Flags | None, *, begins: bool, is_held_out: bool) -> EncodedPiece:

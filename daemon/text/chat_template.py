@@ -187,36 +187,36 @@ class Rendered:
     """Of the template's loops, if they were to be followed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a chat template is given beside a conversation."""
-
-    special: Mapping[str, str]
-    """Texts of special tokens, by the names that a template has for them."""
-    names: SpecialWords
-    """Names of special tokens."""
-    words: SpecialWords
-    """Those that only the template may write."""
-    today: date
-    """The date, which stands still."""
-
-
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, around: Surroundings, *, name: str) -> None:
-        """Raises ConfigError when the template is invalid."""
+    def __init__(
+        self,
+        source: str,
+        *,
+        special: Mapping[str, str],
+        names: SpecialWords,
+        words: SpecialWords,
+        today: date,
+        name: str,
+    ) -> None:
+        """special: texts of special tokens, by the names that a template has for them. names: of all special tokens.
+
+        words: those that only the template may write. today: stands still. name: of the folder.
+
+        Raises ConfigError when the template is invalid.
+        """
         self.source = source
-        self.names = around.names
-        self._special = dict(around.special)
+        self.names = names
+        self._special = dict(special)
         self._notes = LoopNotes()
         self._spans: list[tuple[int, int, str]] = []
         self._length = 0
         try:
-            environment = sandbox(today=around.today, mark=self._mark)
+            environment = sandbox(today=today, mark=self._mark)
             self._template = environment.from_string(source)
-            self._words = around.words.without(_looked_for(environment.parse(source)))
-            followed = sandbox(today=around.today, mark=str)
+            self._words = words.without(_looked_for(environment.parse(source)))
+            followed = sandbox(today=today, mark=str)
             self._followed = with_notes(followed, source, library("jinja2.nodes"), self._notes.note)
         except ConfigError:
             raise
@@ -326,12 +326,11 @@ def read_templates(
         raise ConfigError(f"has the chat templates {known}, and none is named {DEFAULT}", str(folder))
     texts = {key: _text(value) for key, value in config.items() if key.endswith("_token")}
     special = {key: text for key, text in texts.items() if text}
-    around = Surroundings(special=special, names=names, words=words, today=today)
     named = {}
     for name, source in sources.items():
         if not isinstance(source, str):
             raise ConfigError("chat_template is no text", str(folder))
-        named[name] = ChatTemplate(source, around, name=str(folder))
+        named[name] = ChatTemplate(source, special=special, names=names, words=words, today=today, name=str(folder))
     return ChatTemplates(named)
 
 

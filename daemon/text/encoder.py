@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.text.chat_mask import ChatText, ChatTexts, Way, chat_texts, spoken_tokens
+from headway.daemon.text.chat_mask import ChatText, ChatTexts, chat_texts, spoken_tokens
 from headway.daemon.text.chat_template import ChatTemplates, read_templates
 from headway.daemon.text.data_tokenizer import (
     BYTES,
@@ -53,11 +53,12 @@ class EncodedChat:
 
     rows: tuple[tuple[Tokens, Spoken], ...]
     """The tokens, and which of them the assistant speaks."""
-    way: Way
-    num_thoughts_left_out: int
-    """Answers of which the template does not render what the assistant thinks."""
-    num_words: int
-    """Names of special tokens that people wrote."""
+    texts: ChatTexts
+
+    @property
+    def num_words(self) -> int:
+        """Return how many names of special tokens people wrote."""
+        return max(len(text.words) for text in self.texts.texts)
 
 
 class ChatEncoder:
@@ -87,13 +88,10 @@ class ChatEncoder:
             if isinstance(of_chat, ConfigError):
                 done.append(of_chat)
                 continue
-            texts = of_chat.texts
-            rows = [self._row(text, next(found) if not text.words else None) for text in texts]
+            rows = [self._row(text, next(found) if not text.words else None) for text in of_chat.texts]
             wrong = next((row for row in rows if isinstance(row, ConfigError)), None)
-            num_words = max(len(text.words) for text in texts)
             good = tuple(row for row in rows if not isinstance(row, ConfigError))
-            left_out = of_chat.num_thoughts_left_out
-            done.append(wrong or EncodedChat(good, of_chat.way, left_out, num_words))
+            done.append(wrong or EncodedChat(good, of_chat))
         return done
 
     def _texts(self, chat: Conversation) -> ChatTexts:
@@ -252,7 +250,14 @@ def read_encoder(options: Preparation) -> Encoder:
     raw, special = _described(file, config, options.end_of_text)
     names = special_names(raw, special)
     words = SpecialWords(() if options.special_tokens else names)
-    loaded = _load(raw, names, words, file)
+    with_special = _with_special(raw, names)
+    try:
+        loaded = _parsed(with_special)  # for texts, in which `words` are words
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises nothing more exact
+        raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
+    loaded.encode_special_tokens = bool(words.names)
     begin = begin_of_text(raw.get("post_processor")) if not options.no_bos else ()
     templates = read_templates(file.parent, config, names=SpecialWords(names), words=words, today=today)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
@@ -269,7 +274,7 @@ def read_encoder(options: Preparation) -> Encoder:
         config=json.dumps(described),
         words=words,
         told=f"date {today}" if templates and templates.ask_for_date else "",
-        chats=None if templates is None else ChatEncoder(_with_special(raw, names), names, templates, words),
+        chats=None if templates is None else ChatEncoder(with_special, names, templates, words),
     )
 
 
@@ -307,20 +312,6 @@ def _with_special(raw: dict[str, Any], names: Mapping[str, int]) -> dict[str, An
         if name not in known
     ]
     return {**raw, "added_tokens": sorted([*added, *missing], key=lambda each: each["id"])}
-
-
-def _load(raw: dict[str, Any], names: Mapping[str, int], words: SpecialWords, file: Path) -> Any:
-    """Return the tokenizer for texts, in which `words` are words."""
-    try:
-        loaded = library("tokenizers").Tokenizer.from_str(json.dumps(_with_special(raw, names)))
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises nothing more exact
-        raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
-    loaded.no_truncation()
-    loaded.no_padding()
-    loaded.encode_special_tokens = bool(words.names)
-    return loaded
 
 
 def _encode(loaded: Any, texts: list[str], special: SpecialTokens, name: str) -> list[Tokens]:

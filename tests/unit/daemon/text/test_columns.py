@@ -82,10 +82,3 @@ def test_half_a_character_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare([str(tmp_path / "in.jsonl")], tmp_path / "out")
     assert "in.jsonl, line 2: has half a character, '\\ud800', in the field 'text'" in str(refused.value)
-
-
-def test_deep_json_is_one_line(tmp_path: Path) -> None:
-    """A line of brackets."""
-    (tmp_path / "in.jsonl").write_text("[" * 100_000 + "\n")
-    with pytest.raises(ConfigError, match="line 1: is not JSON"):
-        prepare([str(tmp_path / "in.jsonl")], tmp_path / "out")

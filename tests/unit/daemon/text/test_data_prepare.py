@@ -42,12 +42,6 @@ def test_text_files_of_a_folder_are_documents_in_the_order_of_their_names(tmp_pa
     assert str(tmp_path / "in") in index.provenance
 
 
-def test_json_lines_give_their_field(tmp_path: Path) -> None:
-    """One document a line, from the column that is named."""
-    prepare([str(write_jsonl(tmp_path / "in.jsonl", "body"))], tmp_path / "out", Preparation(field="body"))
-    assert stream(tmp_path / "out") == EXPECTED
-
-
 def test_a_hugging_face_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is asked for the named configuration and split, streaming; records become documents."""
     asked: list[Any] = []
@@ -105,14 +99,6 @@ def test_a_tokenizers_file_encodes_and_travels_along(tmp_path: Path) -> None:
     assert list(stream(tmp_path / "out")) == [1, 2, 3, 1, 0] * 2
     assert (index.vocab_size, index.tokenizer) == (4, "tokenizer.json")
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "words.json").read_bytes()
-
-
-def test_large_files_are_read_in_pieces_without_a_trace(tmp_path: Path) -> None:
-    """3 MB of lines: the same bytes as the file's, then one zero."""
-    text = "".join(f"line {number}\n" for number in range(250_000)).encode()
-    (tmp_path / "in.txt").write_bytes(text)
-    prepare([str(tmp_path / "in.txt")], tmp_path / "out")
-    assert stream(tmp_path / "out") == text + b"\0"
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10, 14, 20])

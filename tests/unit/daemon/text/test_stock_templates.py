@@ -18,7 +18,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.text.chat_mask import Way, chat_texts
-from headway.daemon.text.chat_template import ChatTemplate, Surroundings
+from headway.daemon.text.chat_template import ChatTemplate
 from headway.daemon.text.documents import Conversation
 from headway.daemon.text.special_words import SpecialWords
 
@@ -56,8 +56,7 @@ def template(name: str) -> ChatTemplate:
     source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     names = SpecialWords(sorted({*NAMES.findall(source), "<bos>", "<eos>"}))
     special = {"bos_token": "<bos>", "eos_token": "<eos>"}
-    around = Surroundings(special=special, names=names, words=names, today=date(2026, 1, 1))
-    return ChatTemplate(source, around, name=name)
+    return ChatTemplate(source, special=special, names=names, words=names, today=date(2026, 1, 1), name=name)
 
 
 def conversation(kind: str, turns: int) -> Conversation:

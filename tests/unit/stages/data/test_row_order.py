@@ -29,15 +29,6 @@ def test_epochs_and_seeds_have_their_own_orders() -> None:
     assert tuple(range(50)) not in orders
 
 
-def test_an_order_looks_drawn_by_chance() -> None:
-    """Of 2000 rows, each tenth of the epoch has about a tenth of each tenth of the file."""
-    counts = [0] * 100
-    for place in range(2000):
-        counts[place // 200 * 10 + row_at(place, num_rows=2000, seed=1) // 200] += 1
-    spread = sum((count - 20) ** 2 / 20 for count in counts)
-    assert 40 < spread < 140, "chi-square with 81 degrees of freedom"
-
-
 def test_a_row_of_many_is_found_at_once() -> None:
     """A thousand draws of 10^12 rows: no table of them is made."""
     began = time.perf_counter()

@@ -24,15 +24,6 @@ def test_the_choices_are_these() -> None:
     ]
 
 
-def test_batch_microbatch_row_and_seed_each_choose() -> None:
-    """One number of the key changed: other choices; also (1, 23) against (12, 3)."""
-    keys = ("1/1/23/{}", "1/12/3/{}", "1/1/24/{}", "2/1/23/{}")
-    drawn = {tuple(source_of(key.format(row), (1.0, 1.0)) for row in range(64)) for key in keys}
-    by_batch = tuple(source_of(f"1/{batch}/0/0", (1.0, 1.0)) for batch in range(64))
-    assert len(drawn) == 4
-    assert len(set(by_batch)) == 2
-
-
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (0.1, 0.2, 0.7), (1e-6, 1.0), (1e6, 1e6, 1e6)])
 def test_shares_are_those_of_the_weights(weights: tuple[float, ...]) -> None:
     """20000 rows: each share is within five standard deviations of its weight's."""
