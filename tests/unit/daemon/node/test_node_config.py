@@ -56,23 +56,23 @@ def test_variables_are_text_and_become_what_the_field_is() -> None:
     assert config.allowed_places == ("/srv", "s3://lab")
 
 
-def test_one_variable_names_the_certificates_of_clients_and_daemons() -> None:
-    """HEADWAY_CERTS counts for a daemon too, less than HEADWAY_CERTIFICATES and a flag; empty, it names nothing."""
-    told = {"HEADWAY_CERTS": "/c"}
-    assert read_node_config(None, told).certificates == Path("/c")
-    assert read_node_config(None, {**told, "HEADWAY_CERTIFICATES": "/d"}).certificates == Path("/d")
-    assert read_node_config(None, told, {"certificates": Path("/f")}).certificates == Path("/f")
-    assert read_node_config(None, {"HEADWAY_CERTS": ""}).certificates == NodeConfig().certificates
-
-
-def test_a_persons_certificates_do_not_stand_in_for_those_of_a_daemons_file(tmp_path: Path) -> None:
-    """HEADWAY_CERTS counts less than a file that names a folder, and more than the default where it names none."""
-    naming, silent = write(tmp_path / "a.toml", 'certificates = "/node"\n'), write(tmp_path / "b.toml", 'site = "s"\n')
-    told = {"HEADWAY_CERTS": "/me"}
-    assert read_node_config(naming, told).certificates == Path("/node")
-    assert read_node_config(silent, told).certificates == Path("/me")
-    assert read_node_config(naming, {**told, "HEADWAY_CERTIFICATES": "/d"}).certificates == Path("/d")
-    assert read_node_config(naming, told, {"certificates": Path("/f")}).certificates == Path("/f")
+@pytest.mark.parametrize(
+    ("in_file", "variables", "flag", "folder"),
+    [
+        ("", {"HEADWAY_CERTS": "/me"}, None, "/me"),
+        ("", {"HEADWAY_CERTS": ""}, None, str(NodeConfig().certificates)),
+        ("", {"HEADWAY_CERTS": "/me", "HEADWAY_CERTIFICATES": "/d"}, None, "/d"),
+        ("/node", {"HEADWAY_CERTS": "/me"}, None, "/node"),
+        ("/node", {"HEADWAY_CERTS": "/me", "HEADWAY_CERTIFICATES": "/d"}, None, "/d"),
+        ("/node", {"HEADWAY_CERTS": "/me"}, Path("/f"), "/f"),
+    ],
+)
+def test_a_persons_certificates_count_for_a_daemon_that_names_none(
+    tmp_path: Path, in_file: str, variables: dict[str, str], flag: Path | None, folder: str
+) -> None:
+    """HEADWAY_CERTS counts less than a flag, HEADWAY_CERTIFICATES and a file that names a folder; empty, nothing."""
+    file = write(tmp_path / "d.toml", f'certificates = "{in_file}"\n' if in_file else 'site = "s"\n')
+    assert read_node_config(file, variables, {"certificates": flag}).certificates == Path(folder)
 
 
 def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> None:

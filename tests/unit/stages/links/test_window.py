@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_codec import CHUNK_BYTES
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.link import Frame, FrameKind
+from headway.stages.links.link import FrameKind
 from headway.stages.links.window import (
     CHUNK_SECONDS,
     FIRST_CHUNK_BYTES,
@@ -21,6 +20,7 @@ from headway.stages.links.window import (
     ResendWindow,
     WritePace,
 )
+from tests.rigs.two_sides import total
 
 CONTRACT = FrameContract({FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),)}, max_unacknowledged_frames=2)
 ACTIONS = ("push", "write", "arrive", "acknowledge", "break", "repeat")
@@ -134,12 +134,6 @@ def test_a_chunk_takes_a_quarter_of_a_second_on_a_slow_line(bytes_per_s: float) 
         assert pace.chunk_bytes == pytest.approx(expected, rel=0.01)
     pace.wrote(pace.chunk_bytes, 10 * CHUNK_SECONDS)
     assert pace.chunk_bytes <= max(MIN_CHUNK_BYTES, 0.11 * expected)
-
-
-def total() -> Frame:
-    """A small frame of its own."""
-    values = (torch.tensor(1.0, dtype=torch.float64),)
-    return Frame(FrameKind.NORM_TOTAL, Generation(1), Batch(0), MicrobatchIndex(0), values)
 
 
 def test_a_frame_counts_until_nobody_has_it() -> None:
