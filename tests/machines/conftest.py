@@ -14,19 +14,9 @@ from tests.machines.internet import Host, Internet, why_impossible
 from tests.machines.network import Network
 from tests.machines.observer import Observer
 from tests.machines.sites import MEMBERS, NODES, Sites, hosts
+from tests.rigs.programs import write_tokens
 
 NAMES = ("a", "b", "c", "d", "e")
-
-
-def write_data(folder: Path) -> Path:
-    """Write a few tokens for jobs; return their folder."""
-    import numpy as np
-
-    from headway.stages.data.shard_writer import DataForm, writing_shards
-
-    with writing_shards(folder / "shards", DataForm(vocab_size=256)) as writer:
-        writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
-    return folder / "shards"
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +25,7 @@ def five_machines() -> Iterator[Cluster]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
     folder = Path(tempfile.mkdtemp(prefix="hwm-", dir="/tmp"))
-    data = write_data(folder)
+    data = write_tokens(folder / "shards")
     try:
         with Network.of(NAMES) as network:
             cluster = Cluster(folder, data, network)
@@ -57,7 +47,7 @@ def sites_of(machines: Sequence[Host]) -> Iterator[Sites]:
     folder = Path(tempfile.mkdtemp(prefix="hwi-", dir="/var/tmp"))
     try:
         with Internet.of(machines, folder) as internet:
-            sites = Sites(folder, write_data(folder), internet)
+            sites = Sites(folder, write_tokens(folder / "shards"), internet)
             try:
                 sites.start()
                 yield sites

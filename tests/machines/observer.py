@@ -221,5 +221,4 @@ def _unfinished(told: Any) -> list[str]:
 
 def environment() -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    quiet = {"PYTHONSAFEPATH": "1", "GRPC_VERBOSITY": "NONE"}
-    return own | quiet | {"HEADWAY_ACCEPT_FAULTY_ETCD": "true"}  # of the binary that pip brings
+    return own | {"PYTHONSAFEPATH": "1", "GRPC_VERBOSITY": "NONE"}

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.programs import MARK, marked, write_tokens
+
 JOB = """\
 [job]
 name = "{name}"
@@ -35,7 +37,6 @@ warmup_batches = 2
 [placement]
 min_nodes = {min_nodes}
 """
-MARK = "HEADWAY_TEST_RUN"
 TIMEOUT_S = 110.0
 
 
@@ -124,18 +125,8 @@ class Program:
 
     def _marked(self) -> list[int]:
         """Processes, other than those started here, with our mark in their environment; zombies do not count."""
-        mark = f"{MARK}={self._mark}".encode()
         own = {process.pid for process in self._started if process.poll() is None}
-        marked = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) in own:
-                continue
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    marked.append(int(entry.name))
-            except OSError:
-                continue  # it ended, or belongs to somebody else
-        return marked
+        return marked(self._mark, but=own)
 
 
 def _command(pid: int) -> str:
@@ -148,14 +139,7 @@ def _command(pid: int) -> str:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of token shards."""
-    import numpy as np
-
-    from headway.stages.data.shard_writer import DataForm, writing_shards
-
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
-        writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
-    return folder
+    return write_tokens(tmp_path_factory.mktemp("data") / "shards")
 
 
 @pytest.fixture

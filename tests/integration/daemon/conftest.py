@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
 from headway.daemon.cluster.client import EtcdClient
@@ -23,15 +22,14 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.sockets.roles import Role
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.conftest import Etcd
 from tests.rigs.join_place import JoinPlace, join_place
 from tests.rigs.node_network import Network, node_network
+from tests.rigs.programs import MARK, marked, write_tokens
 
 DEADLINE_S = 90.0
-MARK = "HEADWAY_TEST_RUN"
 ValueT = TypeVar("ValueT")
 
 MODEL = ModelSpec(
@@ -168,14 +166,7 @@ class Playground:
 
     def marked(self) -> list[int]:
         """Processes with our mark that live, the daemons among them."""
-        mark, found = f"{MARK}={self.mark}".encode(), []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it ended meanwhile
-        return found
+        return marked(self.mark)
 
     async def nothing_left(self) -> None:
         """Returns when no marked process lives."""
@@ -205,10 +196,7 @@ class Playground:
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of token shards."""
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
-        writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
-    return folder
+    return write_tokens(tmp_path_factory.mktemp("data") / "shards")
 
 
 @pytest.fixture
