@@ -29,7 +29,7 @@ from headway.daemon.jobs.job import JobSection
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.node.metrics import serve_metrics
 from tests.integration.cli.conftest import Program
-from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
+from tests.rigs.fake_cluster import SPEC, cluster_view
 
 
 def test_up_registers_its_nodes_and_leaves_nothing(program: Any) -> None:

@@ -22,7 +22,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
 from headway.daemon.net import port_process
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines
-from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
+from tests.rigs.fake_cluster import SPEC, cluster_view
 
 Headway = Callable[..., tuple[int, str, str]]
 

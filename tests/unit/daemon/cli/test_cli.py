@@ -22,7 +22,7 @@ from headway.daemon.client.job_requests import resume
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Phase, PhaseRecord
-from tests.unit.daemon.cli.fake_cluster import cluster_view
+from tests.rigs.fake_cluster import cluster_view
 
 ROOT = Path(__file__).resolve().parents[4]
 Headway = Callable[..., tuple[int, str, str]]

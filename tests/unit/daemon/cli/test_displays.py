@@ -68,10 +68,10 @@ from headway.daemon.reports.watch_view import (
 from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec
+from tests.rigs import fake_cluster
 from tests.rigs.blocked_ways import Scene, fact
 from tests.rigs.displays import report
-from tests.unit.daemon.cli import fake_cluster
-from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
+from tests.rigs.fake_cluster import SPEC, cluster_view
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
 

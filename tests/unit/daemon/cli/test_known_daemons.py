@@ -31,7 +31,7 @@ from headway.daemon.node.service import status_reply
 from headway.proto.control_pb2 import JournalEntry
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.unit.daemon.cli.fake_cluster import cluster_view, node
+from tests.rigs.fake_cluster import cluster_view, node
 
 ETCD = ("10.0.0.5:2379", "10.0.0.6:2379")
 
