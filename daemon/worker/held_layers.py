@@ -267,8 +267,6 @@ class SnapshotReports:
         self._records = records
         self._tell = tell
         self._snapshots: Snapshots | None = None
-        self.spacing = Spacing()
-        """The interval, as the daemon knows it."""
         self._blocks: HostBlocks | None = None
 
     def open(
@@ -304,28 +302,28 @@ class SnapshotReports:
 
     def close(self) -> bool:
         """Close the snapshots, because the run's layers are about to be freed. Returns as `let_go`."""
-        self._snapshots, self.spacing = None, Spacing()
+        self._snapshots = None
         return self.let_go()
 
     def space(self, spacing: Spacing) -> None:
         """Write only every factor-th snapshot from now on. Raises ValueError unless it is a power of two."""
         if self._snapshots is not None:
             self._snapshots.interval.space(spacing.factor)
-        self.spacing = spacing
 
-    def ended(self, item: SnapshotEnded) -> None:
-        """Tell that a snapshot of the served job was written, was missed, or was late again."""
-        factor = self._snapshots.interval.factor if self._snapshots is not None else 1
+    def ended(self, item: SnapshotEnded, known: Spacing) -> Spacing:
+        """Tell that a snapshot of the served job was written, was missed, or was late again.
+
+        known: the interval as the daemon knows it. Returns the present one.
+        """
+        factor = self._snapshots.interval.factor if self._snapshots is not None else known.factor
         reason, event = item.trouble, "snapshot_missed"
         if not item.trouble:
             self._records.snapshot_written(item)
             self._tell(_wrote(item))
-            if factor == self.spacing.factor:
-                return
+            if factor == known.factor:
+                return known
             reason = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
             event = "snapshot_late"
-        if factor != self.spacing.factor:
-            self.spacing = Spacing(factor, item.boundary)
         log.warning(event, job=item.job, boundary=item.boundary, reason=reason, factor=factor)
         self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
         self._tell(
@@ -338,6 +336,7 @@ class SnapshotReports:
                 written=not item.trouble,
             )
         )
+        return known if factor == known.factor else Spacing(factor, item.boundary)
 
 
 def _wrote(item: SnapshotEnded) -> Wrote:

@@ -205,9 +205,9 @@ class StageWorker:
                 if run is not None:
                     run.executor.snapshot_ended(item)
                 if item.job == self._actual.job:
-                    self._snapshots.ended(item)
-                    if self._snapshots.spacing != self._actual.spacing:
-                        self._tell(spacing=self._snapshots.spacing)
+                    spacing = self._snapshots.ended(item, self._actual.spacing)
+                    if spacing != self._actual.spacing:
+                        self._tell(spacing=spacing)
             case Goal():
                 self._goal = item
                 # What is to be written once more was written before, and has been lost.

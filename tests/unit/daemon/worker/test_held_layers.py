@@ -97,11 +97,11 @@ def test_a_late_snapshot_is_not_reported_as_missed() -> None:
 
     Who hears that a boundary was missed fetches its layers from a sibling.
     """
-    told: list[FromWorker] = []
+    told, spacing = list[FromWorker](), Spacing()
     snapshots = SnapshotReports(SimpleQueue(), StageRecords(None, node="a", incarnation="i"), told.append)
     for boundary, factor, trouble in ((20, 1, ""), (40, 2, ""), (80, 2, ""), (120, 2, "disk full")):
         snapshots._snapshots = cast(Any, Spaced(factor))
-        snapshots.ended(ended(boundary, trouble=trouble))
+        spacing = snapshots.ended(ended(boundary, trouble=trouble), spacing)
     wrote = [message for message in told if isinstance(message, Wrote)]
     late, missed = (message for message in told if isinstance(message, SnapshotMissed))
     assert [message.boundary for message in wrote] == [20, 40, 80]
@@ -109,4 +109,4 @@ def test_a_late_snapshot_is_not_reported_as_missed() -> None:
     assert "twice in a row: only every 2. snapshot" in late.reason
     assert (missed.boundary, missed.written, missed.reason, missed.factor) == (120, False, "disk full", 2)
     assert [file.checksum for file in wrote[0].files] == ["sha-head"]
-    assert snapshots.spacing == Spacing(2, 40)
+    assert spacing == Spacing(2, 40)
