@@ -37,9 +37,8 @@ from headway.daemon.net.invitation import RefusedError
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.net.signer import Signer
 from headway.daemon.node.data_service import DataService
-from headway.daemon.node.journal_source import JournalSource
+from headway.daemon.node.job_sources import JournalSource, TraceSource
 from headway.daemon.node.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
-from headway.daemon.node.trace_source import TraceSource
 from headway.daemon.reports.job_report import reports_in
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError

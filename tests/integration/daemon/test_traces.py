@@ -7,8 +7,8 @@ import pytest
 
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.cluster.records import PlanRecord, WorkerPart
+from headway.daemon.node.job_sources import measure_clock
 from headway.daemon.node.service import NodeDesk
-from headway.daemon.node.trace_source import measure_clock
 from headway.proto import control_pb2
 from tests.rigs.node_network import Network
 

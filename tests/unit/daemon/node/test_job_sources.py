@@ -19,7 +19,7 @@ from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.node.journal_source import JournalSource, _joined
+from headway.daemon.node.job_sources import JournalSource, _joined
 from headway.proto import control_pb2
 from headway.stages.ids import Batch, Boundary, Generation, Timeline
 from headway.stages.spec import TrainSpec
@@ -95,7 +95,7 @@ async def test_parts_are_read_only_for_who_asks_for_their_rows(tmp_path: Path, m
         read.append(part.boundary)
         return part_at(url, part, threads)
 
-    monkeypatch.setattr("headway.daemon.node.journal_source.part_at", note)
+    monkeypatch.setattr("headway.daemon.node.job_sources.part_at", note)
     await source.newest("j", from_batch=15)
     assert read == []
     await source.newest("j", from_batch=12)
@@ -119,7 +119,7 @@ async def test_a_folder_that_does_not_answer_is_an_error(tmp_path: Path, monkeyp
     def refuse(*_: object, **__: object) -> bool:
         raise RecoveryError("journal", "cannot be read: it is away")
 
-    monkeypatch.setattr("headway.daemon.node.journal_source.is_there", refuse)
+    monkeypatch.setattr("headway.daemon.node.job_sources.is_there", refuse)
     with pytest.raises(RecoveryError, match="it is away"):
         await source_of(tmp_path, view).newest("j")
 
