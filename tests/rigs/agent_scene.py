@@ -13,7 +13,6 @@ from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
     Failure,
-    NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -35,6 +34,7 @@ from headway.daemon.worker.goal import (
     Wrote,
 )
 from headway.stages.spec import ModelSpec
+from tests.rigs.agent_views import node_record
 from tests.rigs.cluster_member import member
 
 LAYERS = ("embed", "block.0", "head")
@@ -166,10 +166,7 @@ def make_scene(tmp_path: Path, **more: Any) -> Scene:
     job = JobView(
         name="j", submission=SpecRecord(spec=spec, uid="u"), plan=PLAN, phase=PhaseRecord(phase=Phase.RUNNING)
     )
-    record = NodeRecord(
-        name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
-    )
-    view = ClusterView(jobs={"j": job}, nodes={"a": record})
+    view = ClusterView(jobs={"j": job}, nodes={"a": node_record("a")})
     store = StateStore(tmp_path / "store", quota_bytes=1000)
     store.open()
     etcd = EtcdOfOneView(view)

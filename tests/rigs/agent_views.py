@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -51,12 +52,11 @@ def view_of(job: JobView | None = None) -> ClusterView:
     return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes, steady_since=-1000.0)
 
 
-def node_record(name: str, incarnation: str = "") -> NodeRecord:
-    """Return the record of node `name`."""
-    return NodeRecord(
-        name=name, incarnation=incarnation or f"{name}-1", address=f"{name}:1", host=name, site="", devices=(),
-        memory_bytes=0, arithmetic_class="",
-    )  # fmt: skip
+def node_record(name: str, incarnation: str = "", **fields: object) -> NodeRecord:
+    """Return the record of node `name`, with no device unless told."""
+    known: dict[str, Any] = {"address": f"{name}:1", "host": name, "site": "", "devices": ()}
+    known |= {"incarnation": incarnation or f"{name}-1", "memory_bytes": 0, "arithmetic_class": ""}
+    return NodeRecord(name=name, **known | fields)
 
 
 def job(*, data_sha256: str = "sha-data", **fields: object) -> JobView:

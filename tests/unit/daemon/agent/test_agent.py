@@ -18,13 +18,16 @@ from headway.daemon.blobs.fetch import Source
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import NodeRecord, StateFile, StateRecord, seen_key
+from headway.daemon.cluster.records import StateFile, StateRecord, seen_key
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.cluster.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.worker.goal import SnapshotMissed, WrittenFile, Wrote
 from tests.rigs.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
-from tests.rigs.agent_views import now
+from tests.rigs.agent_views import (
+    node_record,
+    now,
+)
 from tests.rigs.running import running
 
 
@@ -91,9 +94,7 @@ async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypat
         job = scene.job
         scene.view.start_anew(now=0.0)
         scene.view.jobs["j"] = job
-        scene.view.nodes["a"] = NodeRecord(
-            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
-        )
+        scene.view.nodes["a"] = node_record("a")
         scene.etcd.is_losing = False
         scene.agent.cluster_changed()
         await scene.until(lambda: scene.registered(20) is not None)

@@ -12,11 +12,10 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.situation import JobSituation
+from tests.rigs.agent_views import node_record
 from tests.rigs.simulated_cluster import small_spec
 
-NODE = NodeRecord(
-    name="a", incarnation="a-1", address="a:1", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
-)
+NODE = node_record("a")
 STAGE = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1)
 
 

@@ -21,22 +21,14 @@ from headway.daemon.agent.probing import (
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord
-from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart
+from headway.daemon.cluster.records import NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.decide.cluster_view import ClusterView
+from tests.rigs.agent_views import node_record
 from tests.rigs.cluster_member import member
 
 
 def node(name: str, host: str) -> NodeRecord:
-    return NodeRecord(
-        name=name,
-        incarnation=f"{name}-1",
-        address=f"{host}:1",
-        host=host,
-        site="here",
-        devices=(Device(kind="cpu"),),
-        memory_bytes=0,
-        arithmetic_class="one",
-    )
+    return node_record(name, address=f"{host}:1", host=host)
 
 
 def cluster(num_nodes: int) -> ClusterView:

@@ -19,20 +19,19 @@ from headway.daemon.plan.cluster_plan import PlanRefused
 from headway.daemon.plan.plan_question import ask
 from headway.daemon.plan.planner import make_plan
 from headway.daemon.worker.goal import Action
-from tests.rigs.agent_views import SPLIT, due, job, node, view_of, worker
+from tests.rigs.agent_views import (
+    SPLIT,
+    due,
+    job,
+    node,
+    node_record,
+    view_of,
+    worker,
+)
 from tests.rigs.simulated_cluster import small_spec
 
 FULL = "state_dir /s cannot be written: No space left on device"
-NODE = NodeRecord(
-    name="a",
-    incarnation="a-1",
-    address="",
-    host="a",
-    site="",
-    devices=(Device(kind="cpu"),),
-    memory_bytes=0,
-    arithmetic_class="x",
-)
+NODE = node_record("a", devices=(Device(kind="cpu"),))
 
 
 class Memory:

@@ -25,6 +25,7 @@ from headway.daemon.net.reaching import (
     ports_of,
 )
 from headway.daemon.worker.control import HEARTBEAT_EVERY_S
+from tests.rigs.agent_views import node_record
 from tests.rigs.cluster_member import member
 from tests.rigs.running import running
 
@@ -33,17 +34,8 @@ WORKER = Target(node="b", incarnation="b-1", port=Port.WORKER, address="b:7100",
 
 
 def node(name: str) -> NodeRecord:
-    return NodeRecord(
-        name=name,
-        incarnation=f"{name}-1",
-        address=f"{name}:7001",
-        host=name,
-        site="here",
-        devices=(Device(kind="cpu", index=0),),
-        memory_bytes=0,
-        arithmetic_class="one",
-        workers=(WorkerPort(device_index=0, address=f"{name}:7100", incarnation=f"{name}/w0"),),
-    )
+    worker = WorkerPort(device_index=0, address=f"{name}:7100", incarnation=f"{name}/w0")
+    return node_record(name, address=f"{name}:7001", devices=(Device(kind="cpu"),), workers=(worker,))
 
 
 def view_of(*nodes: NodeRecord) -> ClusterView:

@@ -17,7 +17,7 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.cluster.client import KeyValue, Snapshot
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import NodeRecord, PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.cluster.records import PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.decide.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.decide.job_view import JobView
@@ -26,11 +26,10 @@ from headway.daemon.leader.sweeps import CheckpointSweep
 from headway.daemon.worker.goal import Heartbeat
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
+from tests.rigs.agent_views import node_record
 from tests.rigs.cluster_member import member
 
-NODE = NodeRecord(
-    name="a", incarnation="a-1", address="", host="", site="x", devices=(), memory_bytes=0, arithmetic_class=""
-)
+NODE = node_record("a")
 
 
 def come_and_go(view: ClusterView, number: int, *, now: float) -> str:

@@ -12,12 +12,12 @@ from headway.daemon.cluster.client import KeyValue
 from headway.daemon.cluster.cluster_records import LeaderRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.node.peer_liveness import PeerLiveness, is_refused
 from headway.daemon.node.registration import leases_of
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
+from tests.rigs.agent_views import node_record
 from tests.rigs.cluster_member import member
 from tests.rigs.running import running
 
@@ -29,26 +29,16 @@ def _unused_address() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def _node(name: str, address: str) -> NodeRecord:
-    return NodeRecord(
-        name=name,
-        incarnation=f"{name}-a",
-        address=address,
-        host="127.0.0.1",
-        site="here",
-        devices=(),
-        memory_bytes=0,
-        arithmetic_class="any",
-    )
-
-
 class _Watch:
     """A view of a leader and a follower; without the leader as soon as the first lease has ended."""
 
     def __init__(self) -> None:
         self.version = 0
         leader = LeaderRecord(node="node-1", incarnation="node-1-a")
-        nodes = {"node-1": _node("node-1", _unused_address()), "node-2": _node("node-2", "")}
+        nodes = {
+            "node-1": node_record("node-1", "node-1-a", address=_unused_address()),
+            "node-2": node_record("node-2", "node-2-a", address=""),
+        }
         self.view = ClusterView(nodes=nodes, leader=leader)
         self._signal = asyncio.Event()
 
@@ -123,7 +113,10 @@ async def test_revoking_a_dead_peers_leases_survives_its_own_effect() -> None:
 @pytest.mark.parametrize("garbage", [b"\xff", b'{"format":99}', b"[]", b"{}"])
 async def test_a_record_that_cannot_be_read_hides_no_other_lease(garbage: bytes) -> None:
     """A dead leader's node record is garbage, or its leader record is: the other one's lease is found."""
-    node, leader = encode(_node("node-1", "")), encode(LeaderRecord(node="node-1", incarnation="node-1-a"))
+    node, leader = (
+        encode(node_record("node-1", "node-1-a", address="")),
+        encode(LeaderRecord(node="node-1", incarnation="node-1-a")),
+    )
     for records, expected in (
         ({"node": (garbage, 17), "leader": (leader, 18)}, [18]),
         ({"node": (node, 17), "leader": (garbage, 18)}, [17]),

@@ -25,21 +25,12 @@ from headway.daemon.node.relays import (
 )
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
+from tests.rigs.agent_views import node_record
 
 
 def node(name: str, address: str, worker: str = "") -> NodeRecord:
     workers = (WorkerPort(device_index=0, address=worker, incarnation="w"),) if worker else ()
-    return NodeRecord(
-        name=name,
-        incarnation=name,
-        address=address,
-        host=name,
-        site="here",
-        devices=(),
-        memory_bytes=0,
-        arithmetic_class="any",
-        workers=workers,
-    )
+    return node_record(name, address=address, workers=workers)
 
 
 def test_nodes_that_others_dial_at_one_port_are_candidates() -> None:
