@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,9 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A tiny random model of a family, and the folder that transformers has written."""
     model_type, options = FAMILIES[request.param]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | options))
+    config = transformers.AutoConfig.for_model(
+        model_type, **deepcopy(SHAPE | options)
+    )  # it writes into what it is given
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         kept = ("e_score_correction_bias", "layer_scalar")
