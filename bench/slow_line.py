@@ -37,7 +37,7 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import NodeRecord, SpecRecord
-from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
@@ -101,7 +101,7 @@ async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layer
         header = StateHeader(job=JOB, layer=key.layer, boundary=0, timeline=1, dtype="float32")
         path, weights = await store.place_for(key), {"current/weight": torch.randn(LAYER_BYTES // 4)}
         written = await asyncio.to_thread(write_state, path, weights, header)
-        await store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
+        await store.adopt(key, StoredFile(path=path, size_bytes=written.size_bytes, checksum=written.checksum))
         expected = written.digest
         steps.append(Fetch(0, FETCH_OF, key, holders, "", expected))
     return steps

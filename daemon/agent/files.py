@@ -25,7 +25,7 @@ from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import Save
-from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
@@ -100,9 +100,7 @@ class StateKeeper:
         """Take in files that a worker wrote. Return why they cannot be kept, or an empty text.
 
         Files outside the job's own past are deleted, and so is a snapshot that exceeds the quota. A stop's files are
-        kept
-        even beyond the quota: without them, the work since the last boundary would be lost.
-
+        kept even beyond the quota: without them, the work since the last boundary would be lost.
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline
@@ -116,11 +114,13 @@ class StateKeeper:
             for file in wrote.files:
                 self._store.hold(
                     StateKey(wrote.job, timeline, wrote.boundary, file.layer),
-                    Path(file.path),
-                    size_bytes=file.size_bytes,
-                    checksum=file.checksum,
-                    generation=wrote.generation,
-                    uid=_uid(job),
+                    StoredFile(
+                        path=Path(file.path),
+                        size_bytes=file.size_bytes,
+                        checksum=file.checksum,
+                        generation=wrote.generation,
+                        uid=_uid(job),
+                    ),
                     has_quota=wrote.is_snapshot,
                 )
         except RecoveryError as error:

@@ -3,18 +3,20 @@
 All functions block. Every fault of a URL is a ConfigError of one line.
 """
 
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.places import is_url
-from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import data_folder
+from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.models.origin_config import as_config_error
 from headway.daemon.text.data_tokenizer import (
     BYTES,
     TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
     DataTokenizer,
     tokenizer_of,
 )
@@ -23,11 +25,9 @@ from headway.stages.errors import DataError
 
 if TYPE_CHECKING:
     from headway.daemon.models.origin_folder import OriginFolder
-import json
 
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.text.data_tokenizer import TOKENIZER_NAME
+MAX_TOKENIZER_BYTES: Final = 256 << 20
+MAX_CONFIG_BYTES: Final = 16 << 20
 
 
 def check_tokenizer(spec: JobSpec, job_file: Path) -> None:
@@ -38,11 +38,8 @@ def check_tokenizer(spec: JobSpec, job_file: Path) -> None:
     _check_alike(spec, job_file)
     if not spec.origin.url:
         return
-    from headway.daemon.models.origin_config import as_config_error
-    from headway.daemon.models.origin_folder import OriginFolder
-
     with as_config_error():
-        folder = OriginFolder(spec.origin.url)
+        folder = _opened(spec.origin.url)
         if not folder.has(TOKENIZER_NAME):
             return
         theirs = _numbers(folder.read_small(TOKENIZER_NAME, MAX_TOKENIZER_BYTES))
@@ -81,10 +78,6 @@ def _numbers(text: bytes) -> dict[str, int]:
         return dict(vocabulary)
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-
-
-MAX_TOKENIZER_BYTES: Final = 256 << 20
-MAX_CONFIG_BYTES: Final = 16 << 20
 
 
 def index_at(url: str) -> ShardIndex:

@@ -18,6 +18,7 @@ import structlog
 
 from headway.daemon.base.errors import ConfigError, RecoveryError, StorageAwayError, in_one_line
 from headway.daemon.base.file_system import file_system_of, sentence
+from headway.stages.errors import DataError
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -63,8 +64,8 @@ class FileThreads:
         """Return the result of act(beat), from a thread. on_late: is called when a call that was given up ends after
         all.
 
-        Raises RecoveryError, naming the URL, for any error of act except ConfigError. Raises StorageAwayError when act
-        hangs, or earlier calls to its file system still hang.
+        Raises RecoveryError, naming the URL, for any error of act except ConfigError and DataError. Raises
+        StorageAwayError when act hangs, or earlier calls to its file system still hang.
         """
         name = file_system_of(url)
         system = self._systems.setdefault(name, _FileSystem(asyncio.Semaphore(self._num_at_once)))
@@ -112,7 +113,7 @@ class FileThreads:
             if not call.ended.done():
                 raise StorageAwayError(url, f"its file system has not answered for {self._silence_s:g} s")
             error = call.ended.exception()
-            if error is not None and not isinstance(error, RecoveryError | ConfigError):
+            if error is not None and not isinstance(error, RecoveryError | ConfigError | DataError):
                 raise RecoveryError(url, sentence(error)) from error
             return call.ended.result()  # type: ignore[no-any-return]
 

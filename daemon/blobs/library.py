@@ -119,22 +119,14 @@ class DataLibrary:
         task.add_done_callback(lambda _: self._again.pop(folder, None))
 
     async def _read_again(self, folder: Path) -> None:
-        def read(beat: Beat) -> str:
-            try:
-                self._verified.read_again(folder, lambda _: beat())
-            except DataError as error:
-                return str(error)
-            return ""
-
         try:
-            found = await self._checks.run(str(folder), read)
+            await self._checks.run(str(folder), lambda beat: self._verified.read_again(folder, lambda _: beat()))
+            self._decayed.pop(folder, None)
         except RecoveryError as error:
             log.info("data_not_read_again", folder=str(folder), reason=str(error))
-            return
-        self._decayed.pop(folder, None)
-        if found:
-            log.error("token_shard_decayed", reason=found)
-            self._decayed[folder] = found
+        except DataError as error:
+            log.error("token_shard_decayed", reason=str(error))
+            self._decayed[folder] = str(error)
 
     @property
     def decay(self) -> str:
@@ -213,20 +205,12 @@ class DataLibrary:
 
     async def _open_here(self, data: DataSpec) -> Path:
         """Open local data. Raises DataError: it is missing or wrong. StorageAwayError: it may be here again later."""
-        errors: list[DataError] = []
-
-        def verified(beat: Beat) -> _DataSet | None:
-            try:
-                return self._verify(data, beat)
-            except DataError as error:
-                if self._may_come_back(data, error):
-                    raise StorageAwayError(error.path, error.reason) from error
-                errors.append(error)
-                return None
-
-        found = await self._threads.run(data.source or str(self._cache_dir), verified)
-        if found is None:
-            raise errors[0]
+        try:
+            found = await self._threads.run(data.source or str(self._cache_dir), partial(self._verify, data))
+        except DataError as error:
+            if self._may_come_back(data, error):
+                raise StorageAwayError(error.path, error.reason) from error
+            raise
         self._sets.pop(str(found.folder), None)
         self._sets[str(found.folder)] = found
         while len(self._sets) > MAX_DATA_SETS:

@@ -154,15 +154,13 @@ class StateStore:
         """Return the file of a key, or None."""
         return self._files.get(key)
 
-    async def adopt(
-        self, key: StateKey, path: Path, *, size_bytes: int, checksum: str, generation: int = 0, uid: str = ""
-    ) -> StoredFile:
+    async def adopt(self, key: StateKey, file: StoredFile) -> None:
         """Take in a file that was written into `directory_of` the key, within the quota.
 
         Raises RecoveryError when the file does not exist, or there is no room.
         """
-        await self.require_written({path: size_bytes})
-        return self.hold(key, path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
+        await self.require_written({file.path: file.size_bytes})
+        self.hold(key, file)
 
     async def require_written(self, files: Mapping[Path, int]) -> None:
         """Raise RecoveryError unless every file is there, with its size, and no deletion that comes late takes it."""
@@ -179,26 +177,13 @@ class StateStore:
 
         await self.in_thread(look)
 
-    def hold(
-        self,
-        key: StateKey,
-        path: Path,
-        *,
-        size_bytes: int,
-        checksum: str,
-        generation: int = 0,
-        uid: str = "",
-        has_quota: bool = True,
-    ) -> StoredFile:
+    def hold(self, key: StateKey, file: StoredFile, *, has_quota: bool = True) -> None:
         """Hold a file that is written, within the quota unless told otherwise. Raises RecoveryError."""
         if has_quota:
-            self.require_room(size_bytes, str(key), held=key)
+            self.require_room(file.size_bytes, str(key), held=key)
         self._incoming.pop(key, None)
-        self._files[key] = StoredFile(
-            path=path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid
-        )
+        self._files[key] = file
         self.on_change()
-        return self._files[key]
 
     def require_room(self, size_bytes: int, what: str, *, held: StateKey | None = None) -> None:
         """Raise RecoveryError, with the figures, when this many more bytes would exceed the quota."""
@@ -241,7 +226,9 @@ class StateStore:
         file = await self.receive(key, expected)
         source = await fetch(file, sources, in_thread=self.in_thread, tell=tell)
         size_bytes, checksum = expected.size_bytes, expected.checksum
-        await self.adopt(key, file.path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
+        await self.adopt(
+            key, StoredFile(path=file.path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
+        )
         log.info("state_fetched", key=str(key), source=source.name, size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:

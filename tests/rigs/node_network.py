@@ -14,7 +14,7 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.peer_client import NodeClient, layer_request
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import NodeRecord, SpecRecord, StateFile, StateRecord
-from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
@@ -76,7 +76,7 @@ class Node:
         """Put KEY's file into its store."""
         path = self.store.path_of(KEY)
         path.write_bytes(data)
-        await self.store.adopt(KEY, path, size_bytes=len(data), checksum=FILE.checksum)
+        await self.store.adopt(KEY, StoredFile(path=path, size_bytes=len(data), checksum=FILE.checksum))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from headway.daemon.base.errors import RecoveryError, StorageAwayError
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import SpecRecord
-from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
@@ -93,7 +93,7 @@ async def test_no_call_on_the_disk_is_made_in_the_loop(store: StateStore, disk: 
     incoming = await store.receive(replace(KEY, layer="embed"), FileDigest(size_bytes=10, checksum="f" * 64))
     await store.in_thread(lambda _: incoming.append(b"part", "b"))
     store.abandon(replace(KEY, layer="embed"))
-    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
     store.delete(KEY)
     await store.removed()
     await store.discard([path])
@@ -119,7 +119,7 @@ async def test_a_disk_that_hangs_is_an_error_and_the_loop_goes_on(store: StateSt
     with pytest.raises(StorageAwayError, match=r"has not answered for 0\.2 s"):
         await store.receive(KEY, FileDigest(size_bytes=10, checksum="f" * 64))
     with pytest.raises(StorageAwayError):
-        await store.adopt(KEY, path, size_bytes=5, checksum="x")
+        await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
     assert turns > 5
     assert not store.contents
     assert not store.awaited
@@ -127,7 +127,7 @@ async def test_a_disk_that_hangs_is_an_error_and_the_loop_goes_on(store: StateSt
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(StorageAwayError):
-                await store.adopt(KEY, path, size_bytes=5, checksum="x")
+                await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
                 break
             await asyncio.sleep(0.01)
     turning.cancel()
@@ -137,7 +137,7 @@ async def test_a_disk_that_hangs_is_an_error_and_the_loop_goes_on(store: StateSt
 async def test_a_file_counts_as_held_only_when_its_size_was_seen(store: StateStore, disk: Disk) -> None:
     path = write(store)
     disk.hang()
-    adopting = asyncio.create_task(store.adopt(KEY, path, size_bytes=5, checksum="x"))
+    adopting = asyncio.create_task(store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x")))
     await asyncio.sleep(0.05)
     assert not store.contents
     disk.answers.set()
@@ -164,7 +164,7 @@ async def test_a_late_deletion_does_not_take_the_next_file(store: StateStore, ma
     gone.
     """
     path = write(store)
-    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
     store.delete(KEY)
     placing = asyncio.create_task(store.place_for(KEY))
     await asyncio.sleep(0.05)
@@ -178,10 +178,10 @@ async def test_a_late_deletion_does_not_take_the_next_file(store: StateStore, ma
 async def test_a_file_that_a_late_deletion_takes_is_not_held(store: StateStore, may_unlink: threading.Event) -> None:
     """A worker writes a file again while the deletion of the one before is on its way: nobody is told of it."""
     path = write(store)
-    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
     store.delete(KEY)
     path.write_bytes(b"again")
-    adopting = asyncio.create_task(store.adopt(KEY, path, size_bytes=5, checksum="y"))
+    adopting = asyncio.create_task(store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="y")))
     await asyncio.sleep(0.05)
     may_unlink.set()
     with pytest.raises(RecoveryError, match="No such file"):
@@ -250,7 +250,7 @@ async def test_a_copy_that_hangs_names_the_file_system_that_does_not_answer(
 ) -> None:
     """A checkpoint is read from the store and written at a URL, in one call: the silence alone does not say where."""
     path = write(store)
-    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    await store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x"))
     spec = JobSpec(job=JobSection(name="j"), fault=FaultSpec(checkpoint_dir="moody://bucket/c"))
     around: dict[str, Any] = {"client": None, "checkpoint_root": None, "outgoing": OutgoingTransfers(0.0)}
     view = ClusterView(jobs={"j": JobView(name="j", submission=SpecRecord(spec=spec, uid="u"))})

@@ -15,7 +15,7 @@ import torch
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs.state_store import StateStore
-from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 
@@ -49,7 +49,7 @@ async def receive(store: StateStore, data: bytes, *, checksum: str, key: StateKe
     incoming.append(data[100:], "b")
     incoming.verify("b")
     incoming.put_in_place()
-    await store.adopt(key, incoming.path, size_bytes=len(data), checksum=checksum)
+    await store.adopt(key, StoredFile(path=incoming.path, size_bytes=len(data), checksum=checksum))
 
 
 async def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) -> None:
@@ -245,9 +245,9 @@ async def test_a_written_file_of_another_size_is_not_adopted(store: StateStore) 
     path = store.path_of(KEY)
     path.write_bytes(b"abc")
     with pytest.raises(RecoveryError, match="has 3 bytes, not the 10"):
-        await store.adopt(KEY, path, size_bytes=10, checksum=CHECKSUM)
+        await store.adopt(KEY, StoredFile(path=path, size_bytes=10, checksum=CHECKSUM))
     with pytest.raises(RecoveryError, match="No such file"):
-        await store.adopt(KEY, path.with_name("none"), size_bytes=10, checksum=CHECKSUM)
+        await store.adopt(KEY, StoredFile(path=path.with_name("none"), size_bytes=10, checksum=CHECKSUM))
 
 
 async def test_deleting_removes_empty_folders(store: StateStore, tmp_path: Path) -> None:
