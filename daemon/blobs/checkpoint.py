@@ -39,6 +39,14 @@ from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
 
+MANIFEST_ASIDE: Final = "manifest.set-aside.json"
+CHUNK_BYTES = 1 << 20
+GONE_LOOKS: Final = 5
+GONE_PAUSE_S: Final = 2.0
+"""A file is gone if so many looks do not find it, with this pause between them."""
+MAX_MANIFEST_BYTES: Final = 16 << 20
+"""A manifest names every layer: ten thousand layers take 2 MB."""
+
 
 def copy_part(source: str, target: str, *, is_inherited: bool, beat: Callable[[], None] = lambda: None) -> None:
     """Copy a file to a journal part. A missing part of another job is only logged. Raises RecoveryError."""
@@ -64,15 +72,6 @@ def delete_part(url: str, name: str) -> None:
     with told_as(url, "deleted"):
         if file_system.exists(path):
             file_system.rm_file(path)
-
-
-MANIFEST_ASIDE: Final = "manifest.set-aside.json"
-CHUNK_BYTES = 1 << 20
-GONE_LOOKS: Final = 5
-GONE_PAUSE_S: Final = 2.0
-"""A file is gone if so many looks do not find it, with this pause between them."""
-MAX_MANIFEST_BYTES: Final = 16 << 20
-"""A manifest names every layer: ten thousand layers take 2 MB."""
 
 
 def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) -> str:

@@ -202,15 +202,6 @@ async def test_a_daemon_that_starts_anew_goes_on(holders: Holders) -> None:
     assert_whole(holders.folder, holders.data)
 
 
-async def test_more_bytes_than_were_declared_are_not_written(holders: Holders) -> None:
-    """b's shard has grown since it was verified: it is dropped when it does not end, and c is asked."""
-    with holders.shard("b").open("ab") as file:
-        file.write(bytes(SHARD))
-    assert await holders.library().open(holders.data) == holders.folder
-    assert holders.asked[:2] == [("b", 0), ("c", 0)]
-    assert_whole(holders.folder, holders.data)
-
-
 async def test_other_bytes_are_not_kept(holders: Holders) -> None:
     """b's shard was altered since it was verified; where c has it altered too, no byte of it stays."""
     for node in "bc":

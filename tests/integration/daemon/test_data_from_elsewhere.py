@@ -229,32 +229,24 @@ async def test_a_broken_gift_goes_on_where_it_stopped(
     """The second shard breaks off in its middle. The next attempt begins there, and sends the first one no more."""
     data = data_at(str(folder), folder)
     asked: list[tuple[str, int]] = []
-    read = _FolderReader.read
+    read, is_broken = _FolderReader.read, True
 
-    async def breaking(self: _FolderReader, sha256: str, offset: int) -> AsyncIterator[bytes]:
+    async def noting(self: _FolderReader, sha256: str, offset: int) -> AsyncIterator[bytes]:
         asked.append((sha256, offset))
         num_pieces = 0
         async for piece in read(self, sha256, offset):
-            if sha256 == read_index(folder).shards[1].sha256 and num_pieces and len(asked) < 4:
+            if is_broken and sha256 == read_index(folder).shards[1].sha256 and num_pieces and len(asked) < 4:
                 raise RecoveryError("the disk", "fails")
             num_pieces += 1
             yield piece
 
-    monkeypatch.setattr(_FolderReader, "read", breaking)
+    monkeypatch.setattr(_FolderReader, "read", noting)
     with pytest.raises(RecoveryError, match="the disk: fails"):
         await give(network, folder, data.sha256)
     del asked[:]
-    monkeypatch.setattr(_FolderReader, "read", read)
-    wanted = []
-
-    async def noting(self: _FolderReader, sha256: str, offset: int) -> AsyncIterator[bytes]:
-        wanted.append((sha256, offset))
-        async for piece in read(self, sha256, offset):
-            yield piece
-
-    monkeypatch.setattr(_FolderReader, "read", noting)
+    is_broken = False
     await give(network, folder, data.sha256)
-    ((sha256, offset),) = wanted
+    ((sha256, offset),) = asked
     assert sha256 == read_index(folder).shards[1].sha256
     assert 0 < offset < SHARD
     assert_whole(network.a.folder / "data" / data.sha256, data)

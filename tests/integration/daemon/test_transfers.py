@@ -11,11 +11,10 @@ import pytest
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs import peer_client
-from headway.daemon.blobs.checkpoint import copy_to_checkpoint, layer_at
+from headway.daemon.blobs.checkpoint import layer_at
 from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.peer_client import holder, layer_request
 from headway.daemon.client import export
-from headway.daemon.cluster.records import CheckpointRecord
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.proto.control_pb2 import ReadRequest
@@ -30,14 +29,6 @@ async def fetch_from_nodes(
     """Bring KEY's file from these nodes into the store of a."""
     sources = [holder(network.client, endpoint, KEY, expected, **how) for endpoint in endpoints]
     await network.a.store.bring(KEY, sources.copy, expected=expected)
-
-
-async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
-    """The first holder is gone, the second gives it: the file is in the store, verified."""
-    await network.b.hold()
-    endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
-    await fetch_from_nodes(network, endpoints)
-    assert b"".join(network.a.store.read(KEY)) == DATA
 
 
 async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(
@@ -104,23 +95,6 @@ async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeyp
 
     first, second = await asyncio.wait_for(asyncio.gather(take(steady()), take(late())), 30.0)
     assert (len(first), second) == (60, [b"y"])
-
-
-async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp_path: Path) -> None:
-    """a cannot read the checkpoint folder and b can: b reads it, a has the file, verified."""
-    await network.b.hold()
-    held = network.b.store.get(KEY)
-    assert held is not None
-    folder = str(tmp_path / "checkpoints")
-    copy_to_checkpoint(held.path, folder, "head")
-    network.b.store.delete(KEY)
-    job = JobView(name=KEY.job, checkpoint=CheckpointRecord(timeline=1, boundary=5, url=folder, files={"head": FILE}))
-    network.desks["b"].view.jobs[KEY.job] = job
-    endpoints = [network.b.endpoint]
-    with pytest.raises(RecoveryError, match="is not held by node b"):
-        await fetch_from_nodes(network, endpoints)
-    await fetch_from_nodes(network, endpoints, is_forwarded=True)
-    assert b"".join(network.a.store.read(KEY)) == DATA
 
 
 async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:

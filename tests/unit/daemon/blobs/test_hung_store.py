@@ -134,17 +134,6 @@ async def test_a_disk_that_hangs_is_an_error_and_the_loop_goes_on(store: StateSt
     assert KEY in store.contents
 
 
-async def test_a_file_counts_as_held_only_when_its_size_was_seen(store: StateStore, disk: Disk) -> None:
-    path = write(store)
-    disk.hang()
-    adopting = asyncio.create_task(store.adopt(KEY, StoredFile(path=path, size_bytes=5, checksum="x")))
-    await asyncio.sleep(0.05)
-    assert not store.contents
-    disk.answers.set()
-    await adopting
-    assert KEY in store.contents
-
-
 @pytest.fixture
 def may_unlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Deletions alone wait until it is set."""
@@ -237,11 +226,6 @@ async def test_a_node_whose_store_hangs_asks_to_be_left_out(
             await asyncio.sleep(0.01)
     keeping.cancel()
     assert activities.ailments == {}
-
-
-async def test_what_a_worker_wrote_is_refused_when_it_is_not_there(store: StateStore) -> None:
-    with pytest.raises(RecoveryError, match="No such file"):
-        await store.require_written({store.directory / "none": 5})
 
 
 @pytest.mark.parametrize("hangs", ["store", "checkpoint"])

@@ -62,12 +62,6 @@ def test_a_version_that_is_not_live_cannot_be_read() -> None:
         versions.plain(0)
 
 
-def test_updates_are_applied_in_order() -> None:
-    """update(1) on W_0 → refused."""
-    with pytest.raises(AssertionError, match="update 1 on W_0"):
-        versions_of().update(1, Halving(), {})
-
-
 def test_a_backward_through_an_overwritten_set_is_refused_by_autograd() -> None:
     """A graph reads W_0, updates 0 and 1 go over it → the backward raises instead of giving wrong gradients."""
     versions = versions_of()
