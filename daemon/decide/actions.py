@@ -30,21 +30,18 @@ from headway.daemon.decide.commands import (
     held_against_nodes,
     move,
     offer,
-    sentence,
 )
-from headway.daemon.decide.conditions import damage_found, outlook_text, planning_since, recovery_is_possible
+from headway.daemon.decide.conditions import outlook_text, planning_since, recovery_is_possible
 from headway.daemon.decide.failures import repetition
 from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
     early_end_text,
+    sentence,
     shape_and_nodes,
     waits_for,
+    what_was_lost,
     where_it_goes,
     why_changed,
-    why_dropped,
-    why_failed,
-    why_recovering,
-    why_stopped,
 )
 from headway.daemon.decide.situation import JobSituation
 from headway.daemon.plan.planner import ClusterPlan
@@ -64,7 +61,7 @@ def requeue(situation: JobSituation, to: Phase) -> Command:
 
 def explain_wait(situation: JobSituation, to: Phase) -> Command:
     """the reason only, without an event"""
-    return move(situation, to, waits_for(situation), is_event=False, error=situation.job.phase.error)
+    return move(situation, to, situation.why, is_event=False, error=situation.job.phase.error)
 
 
 def explain_outlook(situation: JobSituation, to: Phase) -> Command:
@@ -111,7 +108,7 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
 
 def recover(situation: JobSituation, to: Phase) -> Command:
     """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count losses"""
-    cause, plan = why_recovering(situation), situation.plans.recovery
+    cause, plan = what_was_lost(situation) or situation.why, situation.plans.recovery
     error = situation.lost.first_error or situation.job.phase.error
     leased = held_against_nodes(situation, situation.lost.found)
     failures = situation.lost.failures
@@ -174,8 +171,9 @@ def enforce_change(situation: JobSituation, to: Phase) -> Command:
 
 def drop_next(situation: JobSituation, to: Phase) -> Command:
     """delete `next`"""
+    reason = f"The new plan is dropped: {situation.why}"
     if situation.job.phase.phase is not Phase.PREPARING:
-        return move(situation, to, why_dropped(situation), deletes=("next",))
+        return move(situation, to, reason, deletes=("next",))
     leased = held_against_nodes(
         situation, tuple(loss for loss in situation.lost.found if loss.failure is not None or loss.is_late)
     )
@@ -184,7 +182,7 @@ def drop_next(situation: JobSituation, to: Phase) -> Command:
     return move(
         situation,
         to,
-        why_dropped(situation),
+        reason,
         deletes=("next",),
         generation=generation,
         failures=failures,
@@ -209,19 +207,20 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     if boundary is None and situation.current.stopped_at(end):
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)
-    return move(situation, to, why_stopped(situation, boundary), puts={"stop": encode(stop)}, deletes=("next",))
+    then = "the last checkpoint is being written" if boundary == end else "stops at a boundary and writes a checkpoint"
+    text = f"{sentence(situation.why)}: {then}"
+    return move(situation, to, text, puts={"stop": encode(stop)}, deletes=("next",))
 
 
 def fail(situation: JobSituation, to: Phase) -> Command:
     """delete `plan`, `next` and `stop` if present; nodes keep their state files"""
-    reason, error = why_failed(situation)
     return move(
         situation,
         to,
-        reason,
-        error=error,
+        situation.why,
+        error=situation.lost.first_error,
         deletes=("plan", "next", "stop"),
-        event=f"Failed: {reason}",
+        event=f"Failed: {situation.why}",
         failures=situation.lost.failures,
         leased=held_against_nodes(situation, situation.lost.found),
     )
@@ -234,7 +233,7 @@ def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
     assert stop is not None
     assert stop.boundary is not None
     checkpoint = _checkpoint(situation, plan, (plan.timeline, stop.boundary))
-    early = early_end_text(situation)
+    early = sentence(early_end_text(situation))
     texts = {
         Phase.FINISHED: early or f"Finished: {stop.boundary} batches, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
@@ -286,7 +285,7 @@ def set_aside(situation: JobSituation, to: Phase) -> Command:
     """mark the damaged folder, then `checkpoint` ← the newest older one; delete `next`. Without one the job fails"""
     checkpoint = situation.job.checkpoint
     assert checkpoint is not None
-    reason = damage_found(situation)
+    reason = situation.why
 
     def then(older: CheckpointRecord | None) -> Transaction:
         what = f"The checkpoint before batch {checkpoint.boundary} is damaged ({reason})"

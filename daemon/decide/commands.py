@@ -20,6 +20,7 @@ from headway.daemon.decide.failures import LostWorker
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.plans import PlanRequest
 from headway.daemon.decide.quarantine import QUARANTINE_S
+from headway.daemon.decide.sentences import sentence
 from headway.daemon.decide.situation import JobSituation
 from headway.daemon.plan.cluster_plan import ClusterPlan
 
@@ -293,11 +294,6 @@ def held_against_nodes(situation: JobSituation, losses: tuple[LostWorker, ...]) 
         number = max(situation.view.failures.get(name, {}), default=-1) + 1
         leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
     return leased
-
-
-def sentence(text: str) -> str:
-    """Return the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 MAX_OPERATIONS: Final = 128

@@ -1,6 +1,7 @@
 """The conditions of the coordinator's table: each is a claim about one job at one moment. Pure.
 
-A condition's name, with spaces for its underscores, is its text in docs/coordinator.md.
+A condition's name, with spaces for its underscores, is its text in docs/coordinator.md. A claim that people ask the
+reason of is a text: what is wrong, as a sentence without its capital letter and full stop. Events and reasons quote it.
 """
 
 from typing import Final
@@ -9,21 +10,33 @@ from headway.daemon.cluster.records import Desired, Phase, Save, WorkerState
 from headway.daemon.decide.boundaries import due_checkpoint, parts_of
 from headway.daemon.decide.failures import standing_pairs, was_killed
 from headway.daemon.decide.job_view import Place
-from headway.daemon.decide.sentences import waits_for
-from headway.daemon.decide.situation import JobSituation, blocked_links, unproven
+from headway.daemon.decide.sentences import (
+    at_the_end,
+    jobs_named,
+    leaving,
+    trouble,
+    waits_for,
+    what_was_lost,
+    who_is_not_ready,
+)
+from headway.daemon.decide.situation import JobSituation, PlanHealth, blocked_links, unproven
+from headway.daemon.plan.cluster_plan import worker_name
+from headway.daemon.plan.plan_question import no_worker
 from headway.daemon.plan.planner import ClusterPlan, PlanRefused
 from headway.daemon.plan.rebalance import is_news
 
 TELL_AFTER_S: Final = 1.0
 """A job that waits longer than this for a plan says so."""
+Claim = bool | str
+"""False or empty: the claim does not hold. A text: it holds, and this is what is wrong."""
 
 
 def cancel_requested(situation: JobSituation) -> bool:
     return situation.job.desired.state is Desired.CANCELLED
 
 
-def pause_requested(situation: JobSituation) -> bool:
-    return situation.job.desired.state is Desired.PAUSED
+def pause_requested(situation: JobSituation) -> Claim:
+    return "pause requested" if situation.job.desired.state is Desired.PAUSED else ""
 
 
 def run_requested(situation: JobSituation) -> bool:
@@ -34,7 +47,7 @@ def resume_requested(situation: JobSituation) -> bool:
     return run_requested(situation) and situation.job.desired.request > situation.job.phase.request
 
 
-def records_missing(situation: JobSituation) -> bool:
+def records_missing(situation: JobSituation) -> Claim:
     """Half of a transaction is missing, or someone deleted keys manually. Transactions compare missing keys, so they
     fail.
     """
@@ -43,16 +56,17 @@ def records_missing(situation: JobSituation) -> bool:
     needs_next = phase in (Phase.PREPARING, Phase.CHANGING) or (
         phase is Phase.STOPPING and job.stop is not None and job.stop.save is Save.MOVES
     )
-    return (
+    is_missing = (
         (needs_plan and job.plan is None)
         or (needs_next and job.next is None)
         or (phase is Phase.STOPPING and job.stop is None)
     )
+    return f"its records in etcd are incomplete while it is {phase}" if is_missing else ""
 
 
-def job_file_invalid(situation: JobSituation) -> bool:
+def job_file_invalid(situation: JobSituation) -> Claim:
     """`submit` refuses such a job, so another program wrote it into etcd. The view keeps the broken rule alone."""
-    return bool(situation.job.refusal)
+    return situation.job.refusal and f"the submitted job breaks a rule: {situation.job.refusal}"
 
 
 # --- Starting -------------------------------------------------------------------------------------------------------
@@ -62,39 +76,50 @@ def nodes_settled_and_plan_found(situation: JobSituation) -> bool:
     return situation.now >= situation.view.unrest.settled_at and isinstance(situation.plans.best, ClusterPlan)
 
 
-def no_cluster_could_run_it(situation: JobSituation) -> bool:
+def no_cluster_could_run_it(situation: JobSituation) -> Claim:
     """Even nodes that may still join could not make the job possible."""
-    return isinstance(situation.plans.best, PlanRefused) and situation.plans.best.is_final
+    best = situation.plans.best
+    return best.reason if isinstance(best, PlanRefused) and best.is_final else ""
 
 
-def next_worker_failed(situation: JobSituation) -> bool:
-    return situation.next.failed_worker is not None
+def next_worker_failed(situation: JobSituation) -> Claim:
+    failed = situation.next.failed_worker
+    return f"the worker of {worker_name(situation.next.stages, failed[0])} failed" if failed is not None else ""
 
 
-def next_worker_reported_error(situation: JobSituation) -> bool:
+def next_worker_reported_error(situation: JobSituation) -> Claim:
     """The error did not come from outside, so another attempt would repeat it. One that ran out of memory gets less to
     do in the next plan.
     """
     failed = situation.next.failed_worker
-    return failed is not None and not was_killed(failed[1].failure) and failed[1].failure.shortage is None
+    if failed is None or was_killed(failed[1].failure) or failed[1].failure.shortage is not None:
+        return ""
+    return what_was_lost(situation)
 
 
-def checkpoint_damaged(situation: JobSituation) -> bool:
-    """A node has read a file of the job's checkpoint that is not what was written."""
-    return bool(damage_found(situation))
+def checkpoint_damaged(situation: JobSituation) -> Claim:
+    """A node has read a file of the job's checkpoint that is not what was written: a worker says which."""
+    checkpoint = situation.job.checkpoint
+    if checkpoint is None:
+        return ""
+    workers = (*situation.current.workers.values(), *situation.next.workers.values())
+    told = (worker.failure.text for worker in workers if worker.failure.damaged == checkpoint.url)
+    return next(told, "").split("\n", 1)[0]
 
 
-def next_workers_late(situation: JobSituation) -> bool:
-    return situation.now >= situation.deadlines.prepare
+def next_workers_late(situation: JobSituation) -> Claim:
+    return who_is_not_ready(situation) if situation.now >= situation.deadlines.prepare else ""
 
 
-def next_node_unusable(situation: JobSituation) -> bool:
-    return situation.next.unusable is not None
+def next_node_unusable(situation: JobSituation) -> Claim:
+    stage = situation.next.unusable
+    return trouble(situation, stage) if stage is not None else ""
 
 
-def next_device_without_worker(situation: JobSituation) -> bool:
+def next_device_without_worker(situation: JobSituation) -> Claim:
     """No worker can start on the device. A worker that died while it prepared is handled by a later row."""
-    return situation.next.without_worker is not None
+    stage = situation.next.without_worker
+    return no_worker(situation.view.nodes[stage.node], (stage.device_index,)) if stage is not None else ""
 
 
 def all_next_workers_ready(situation: JobSituation) -> bool:
@@ -103,57 +128,64 @@ def all_next_workers_ready(situation: JobSituation) -> bool:
     return health.plan is not None and not health.unready_workers(WorkerState.READY) and not unproven(health)
 
 
-def stalled_between_nodes_that_cannot_connect(situation: JobSituation) -> bool:
+def stalled_between_nodes_that_cannot_connect(situation: JobSituation) -> Claim:
     """The job would never reach the stop boundary."""
     plan = situation.job.plan
     if plan is None or not (ways := blocked_links(situation.current)):
-        return False
-    return not ways.pairs.isdisjoint(standing_pairs(situation.job, plan))
+        return ""
+    return "" if ways.pairs.isdisjoint(standing_pairs(situation.job, plan)) else str(ways)
 
 
-def next_nodes_cannot_connect(situation: JobSituation) -> bool:
+def next_nodes_cannot_connect(situation: JobSituation) -> Claim:
     """The two nodes are neighbours or replicas. The plan is dropped; this counts against neither node."""
-    return bool(blocked_links(situation.next))
+    ways = blocked_links(situation.next)
+    return str(ways) if ways else ""
 
 
 # --- Running --------------------------------------------------------------------------------------------------------
 
 
-def worker_failed(situation: JobSituation) -> bool:
+def worker_failed(situation: JobSituation) -> Claim:
     """The cause of the failure is known, or `CAUSE_GRACE_S` has passed."""
-    return situation.current.failed_worker is not None and bool(situation.lost.found)
+    return what_was_lost(situation) if situation.current.failed_worker is not None else ""
 
 
-def node_lost(situation: JobSituation) -> bool:
-    return situation.current.lost is not None
+def node_lost(situation: JobSituation) -> Claim:
+    stage = situation.current.lost
+    return what_was_lost(situation) or trouble(situation, stage) if stage is not None else ""
 
 
-def failure_budget_spent(situation: JobSituation) -> bool:
-    """Going back once more would not help: see failure_budget.py."""
-    return bool(situation.lost.broken_rule)
+def failure_budget_spent(situation: JobSituation) -> Claim:
+    """Going back once more would not help: see `broken_rule`."""
+    rule = situation.lost.broken_rule
+    return f"{what_was_lost(situation)}; {rule}" if rule else ""
 
 
-def node_saw_later_plan(situation: JobSituation) -> bool:
+def node_saw_later_plan(situation: JobSituation) -> Claim:
     """etcd was restored from an older backup. Nodes do not obey plans that are older than one they saw."""
-    return situation.known_generation > situation.job.phase.generation
+    known = situation.known_generation
+    return f"nodes know plan {known}, which etcd has forgotten" if known > situation.job.phase.generation else ""
 
 
-def workers_late(situation: JobSituation) -> bool:
+def workers_late(situation: JobSituation) -> Claim:
     """The workers are late to start, or late to reach the end after others reached it."""
-    return bool(situation.lost.late)
+    return what_was_lost(situation) if situation.lost.late else ""
 
 
-def state_files_lost(situation: JobSituation) -> bool:
-    return not situation.current.can_load(heard_at=situation.deadlines.heard)
+def state_files_lost(situation: JobSituation) -> Claim:
+    return _files_lost(situation, situation.current)
 
 
-def all_stopped_at_end(situation: JobSituation) -> bool:
-    return situation.current.stopped_at(situation.end)
+def all_stopped_at_end(situation: JobSituation) -> Claim:
+    return at_the_end(situation) if situation.current.stopped_at(situation.end) else ""
 
 
-def no_node_left_after_drain(situation: JobSituation) -> bool:
+def no_node_left_after_drain(situation: JobSituation) -> Claim:
     """A node of the plan drains, and no plan exists without the draining nodes."""
-    return bool(situation.current.draining) and not isinstance(situation.plans.best, ClusterPlan)
+    draining = situation.current.draining
+    if not draining or isinstance(situation.plans.best, ClusterPlan):
+        return ""
+    return f"{leaving(draining)} and the job cannot continue on the other nodes"
 
 
 def node_draining(situation: JobSituation) -> bool:
@@ -179,13 +211,12 @@ def some_devices_owed_to_others(situation: JobSituation) -> bool:
     )
 
 
-def all_devices_owed_to_others(situation: JobSituation) -> bool:
+def all_devices_owed_to_others(situation: JobSituation) -> Claim:
     """The job has run for a time slice, and cannot continue on the remaining devices."""
-    return (
-        bool(situation.gives_way_to)
-        and situation.now >= situation.left_alone_until
-        and isinstance(situation.plans.best, PlanRefused)
-    )
+    is_due = bool(situation.gives_way_to) and situation.now >= situation.left_alone_until
+    if not is_due or not isinstance(situation.plans.best, PlanRefused):
+        return ""
+    return f"gives way to {jobs_named(situation, situation.gives_way_to)}"
 
 
 def better_plan_found(situation: JobSituation) -> bool:
@@ -216,29 +247,36 @@ def _may_change(situation: JobSituation) -> bool:
 # --- Stopping -------------------------------------------------------------------------------------------------------
 
 
-def workers_late_to_stop(situation: JobSituation) -> bool:
+def workers_late_to_stop(situation: JobSituation) -> Claim:
     """The workers are late to stop, or late to write the layers that move."""
-    return bool(situation.lost.late)
+    return what_was_lost(situation) if situation.lost.late else ""
 
 
-def checkpoint_late(situation: JobSituation) -> bool:
+def checkpoint_late(situation: JobSituation) -> Claim:
     """All workers have stopped, and durable storage does not receive every file in time."""
-    return _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.lost.late
+    plan, stop = situation.job.plan, situation.job.stop
+    is_late = situation.now >= situation.deadlines.stop and not situation.lost.late
+    if plan is None or stop is None or stop.save is not Save.CHECKPOINT or not is_late:
+        return ""
+    records = situation.job.state.get((plan.timeline, stop.boundary or 0), {}).values()
+    troubles = sorted({record.trouble for record in records} - {""})
+    why = f": {'; '.join(troubles)}" if troubles else ""
+    return f"the checkpoint before batch {stop.boundary} could not be written in time{why}"
 
 
-def move_no_longer_possible(situation: JobSituation) -> bool:
-    return _saves(situation, Save.MOVES) and (
-        next_worker_failed(situation) or next_node_unusable(situation) or next_nodes_cannot_connect(situation)
-    )
+def move_no_longer_possible(situation: JobSituation) -> Claim:
+    why = next_worker_failed(situation) or next_node_unusable(situation) or next_nodes_cannot_connect(situation)
+    return _saves(situation, Save.MOVES) and why and f"the new plan cannot come into force ({why})"
 
 
-def pause_requested_during_move(situation: JobSituation) -> bool:
+def pause_requested_during_move(situation: JobSituation) -> Claim:
     return _saves(situation, Save.MOVES) and pause_requested(situation)
 
 
-def move_ends_at_last_batch(situation: JobSituation) -> bool:
+def move_ends_at_last_batch(situation: JobSituation) -> Claim:
     stop = situation.job.stop
-    return _saves(situation, Save.MOVES) and stop is not None and stop.boundary == situation.end
+    is_at_end = stop is not None and stop.save is Save.MOVES and stop.boundary == situation.end
+    return at_the_end(situation) if is_at_end else ""
 
 
 def all_stopped_and_moves_held(situation: JobSituation) -> bool:
@@ -256,7 +294,7 @@ def checkpoint_complete_at_end(situation: JobSituation) -> bool:
 
 
 def checkpoint_complete_and_pause_requested(situation: JobSituation) -> bool:
-    return checkpoint_complete(situation) and pause_requested(situation)
+    return checkpoint_complete(situation) and bool(pause_requested(situation))
 
 
 def checkpoint_complete(situation: JobSituation) -> bool:
@@ -292,34 +330,43 @@ def _saves(situation: JobSituation, save: Save) -> bool:
 
 
 def pause_requested_and_no_plan_found(situation: JobSituation) -> bool:
-    return (
-        pause_requested(situation) and situation.job.next is None and isinstance(situation.plans.recovery, PlanRefused)
-    )
+    is_asked = bool(pause_requested(situation)) and situation.job.next is None
+    return is_asked and isinstance(situation.plans.recovery, PlanRefused)
 
 
-def next_node_lost(situation: JobSituation) -> bool:
-    return situation.next.lost is not None
+def next_node_lost(situation: JobSituation) -> Claim:
+    stage = situation.next.lost
+    return what_was_lost(situation) or trouble(situation, stage) if stage is not None else ""
 
 
-def next_node_draining_and_others_left(situation: JobSituation) -> bool:
-    return bool(situation.next.draining) and isinstance(situation.plans.best, ClusterPlan)
+def next_node_draining_and_others_left(situation: JobSituation) -> Claim:
+    draining = situation.next.draining
+    return leaving(draining) if draining and isinstance(situation.plans.best, ClusterPlan) else ""
 
 
-def next_node_stays_out(situation: JobSituation) -> bool:
+def next_node_stays_out(situation: JobSituation) -> Claim:
     """The node does not act on a plan that it could not persist. If all workers are ready, the plan takes effect
     anyway.
     """
-    if situation.next.staying_out is None:
-        return False
-    return not all_next_workers_ready(situation) or isinstance(situation.plans.recovery, ClusterPlan)
+    stage = situation.next.staying_out
+    if stage is None or (all_next_workers_ready(situation) and not isinstance(situation.plans.recovery, ClusterPlan)):
+        return ""
+    return trouble(situation, stage)
 
 
-def next_state_files_lost(situation: JobSituation) -> bool:
-    return not situation.next.can_load(heard_at=situation.deadlines.heard)
+def next_state_files_lost(situation: JobSituation) -> Claim:
+    return _files_lost(situation, situation.next)
 
 
-def next_missing_and_plan_found(situation: JobSituation) -> bool:
-    return situation.job.next is None and recovery_is_possible(situation)
+def _files_lost(situation: JobSituation, health: PlanHealth) -> str:
+    if health.plan is None or health.can_load(heard_at=situation.deadlines.heard):
+        return ""
+    return f"the nodes that held boundary {health.plan.boundary} are gone"
+
+
+def next_missing_and_plan_found(situation: JobSituation) -> Claim:
+    is_found = situation.job.next is None and recovery_is_possible(situation)
+    return "a plan is possible again" if is_found else ""
 
 
 def recovery_is_possible(situation: JobSituation) -> bool:
@@ -327,8 +374,8 @@ def recovery_is_possible(situation: JobSituation) -> bool:
     return isinstance(situation.plans.recovery, ClusterPlan) and situation.now >= situation.recovery_allowed_at
 
 
-def recovery_wait_reason_changed(situation: JobSituation) -> bool:
-    return situation.job.next is None and situation.job.phase.reason != waits_for(situation)
+def recovery_wait_reason_changed(situation: JobSituation) -> Claim:
+    return situation.job.next is None and wait_reason_changed(situation)
 
 
 # --- Planning -------------------------------------------------------------------------------------------------------
@@ -349,16 +396,7 @@ def planning_since(situation: JobSituation) -> float:
 # --- Waiting --------------------------------------------------------------------------------------------------------
 
 
-def wait_reason_changed(situation: JobSituation) -> bool:
+def wait_reason_changed(situation: JobSituation) -> Claim:
     """The sentence is written only when it changes, so a queued job costs no writes while nothing happens."""
-    return situation.job.phase.reason != waits_for(situation)
-
-
-def damage_found(situation: JobSituation) -> str:
-    """Return what a worker says of a damaged file of the job's checkpoint; empty: nothing."""
-    checkpoint = situation.job.checkpoint
-    if checkpoint is None:
-        return ""
-    workers = (*situation.current.workers.values(), *situation.next.workers.values())
-    told = (worker.failure.text for worker in workers if worker.failure.damaged == checkpoint.url)
-    return next(told, "").split("\n", 1)[0]
+    reason = waits_for(situation)
+    return reason if reason != situation.job.phase.reason else ""

@@ -6,6 +6,7 @@ etcd and continues. A command that is lost, late or overtaken is simply decided 
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,7 +91,7 @@ class Row:
     """
 
     phase: Phase
-    condition: Callable[[JobSituation], bool]
+    condition: Callable[[JobSituation], when.Claim]
     action: Callable[[JobSituation, Phase], Command]
     next_phase: Phase
 
@@ -323,7 +324,8 @@ def _is_content(situation: JobSituation) -> bool:
 
 
 def _judge(situation: JobSituation) -> _Judged:
-    row, now = first_row(situation), situation.now
+    row, situation.why = first_row(situation)
+    now = situation.now
     command = _command(situation, row) if row is not None else None
     is_held_up = row is not None and command is None
     if is_held_up and when.planning_wait_changed(situation):
@@ -340,18 +342,15 @@ def _judge(situation: JobSituation) -> _Judged:
     return _Judged(command=command, takes=takes, deadlines=tuple(deadlines))
 
 
-def first_row(situation: JobSituation) -> Row | None:
-    """Return the first row of the table whose condition holds. A condition that needs a missing plan does not
-    hold yet.
+def first_row(situation: JobSituation) -> tuple[Row | None, str]:
+    """Return the first row of the table whose condition holds, and what it says. A condition that needs a missing plan
+    does not hold yet.
     """
-
-    def holds(row: Row) -> bool:
-        try:
-            return row.condition(situation)
-        except PlanMissingError:
-            return False
-
-    return next((row for row in ROWS[situation.job.phase.phase] if holds(row)), None)
+    for row in ROWS[situation.job.phase.phase]:
+        with suppress(PlanMissingError):
+            if claim := row.condition(situation):
+                return row, claim if isinstance(claim, str) else ""
+    return None, ""
 
 
 def _command(situation: JobSituation, row: Row) -> Command | None:

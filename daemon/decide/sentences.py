@@ -4,23 +4,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from headway.daemon.cluster.measurements import MemoryShortage
-from headway.daemon.cluster.records import (
-    Desired,
-    Failure,
-    Phase,
-    PlanRecord,
-    WorkerPart,
-    WorkerState,
-)
+from headway.daemon.cluster.records import Failure, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.decide.allocate import left_alone_s
 from headway.daemon.decide.failures import STARTED, LostWorker, repetition
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.quarantine import listed
-from headway.daemon.decide.situation import JobSituation, PlanHealth, blocked_links, unproven
+from headway.daemon.decide.situation import JobSituation, unproven
 from headway.daemon.jobs.job import preparation_s
 from headway.daemon.plan.cluster_plan import ClusterPlan, replica_note, shape, size, stage_name, worker_name
-from headway.daemon.plan.plan_question import no_worker
-from headway.daemon.plan.planner import PlanRefused
 from headway.daemon.plan.rebalance import is_depth_alone
 
 MAX_ERROR: Final = 300
@@ -33,13 +24,13 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     newcomers = situation.view.newcomers(situation.job, added)
     causes = []
     if draining := situation.current.draining:
-        causes.append(_leaving(draining))
+        causes.append(sentence(leaving(draining)))
     if joined := sorted(added & newcomers):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
         causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
     if situation.gives_way_to:
-        causes.append(f"Gives devices to {_jobs(situation, situation.gives_way_to)}")
+        causes.append(f"Gives devices to {jobs_named(situation, situation.gives_way_to)}")
     cause = " and ".join(causes) or _better(situation, before, after)
     form, former = shape(after.workers), shape(before.workers)
     if form != former:
@@ -61,52 +52,22 @@ def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> 
     return "Rebalancing by measured layer times" if situation.plans.profiles.layers else "Rebalancing"
 
 
-def why_dropped(situation: JobSituation) -> str:
-    """Return why a plan does not come into force."""
-    job = situation.job
-    if job.desired.state is not Desired.RUNNING:
-        return f"The new plan is dropped: a user wants the job {job.desired.state}"
-    if failed := situation.next.failed_worker:
-        return f"The new plan is dropped: its worker of {worker_name(situation.next.stages, failed[0])} failed"
-    if stage := situation.next.unusable:
-        return f"The new plan is dropped: {trouble(situation, stage.node, stage.node_incarnation)}"
-    if ways := blocked_links(situation.next):
-        return f"The new plan is dropped: {ways}"
-    if stage := situation.next.without_worker:
-        return f"The new plan is dropped: {no_worker(situation.view.nodes[stage.node], (stage.device_index,))}"
-    if situation.current.stopped_at(situation.end):
-        return "The new plan is dropped: training has reached its end"
-    if situation.known_generation > job.phase.generation:
-        return "The new plan is dropped: nodes know a later plan"
-    if not situation.next.can_load(heard_at=situation.deadlines.heard):
-        return "The new plan is dropped: the nodes that held its state are gone"
+def who_is_not_ready(situation: JobSituation) -> str:
+    """Return why the workers of `next` are late: storage, a worker that is not ready, or a neighbour out of reach."""
     if away := next((loss for loss in situation.lost.found if loss.storage_trouble), None):
-        return f"The new plan is dropped: {_what_was_lost(situation, away)}"
+        return _loss(situation, away)
     if late := situation.next.unready(WorkerState.READY):
-        return f"The new plan is dropped: {listed(late)} {_not_ready(situation)}"
-    return f"The new plan is dropped: {who_is_not_reached(situation.next)} in time"
+        return f"{listed(late)} {_not_ready(situation)}"
+    pairs = unproven(situation.next)
+    if not pairs:
+        return "its workers were not ready in time"
+    place, other = (worker_name(situation.next.stages, position) for position in pairs[0])
+    return f"{place} has not reached {other} in time"
 
 
-def why_stopped(situation: JobSituation, boundary: int | None) -> str:
-    """Return why the job stops for a checkpoint."""
-    job = situation.job
-    if boundary == situation.end:
-        told = f"{early}: the" if (early := early_end_text(situation)) else "All batches are done: the last"
-        return f"{told} checkpoint is being written"
-    if job.desired.state is Desired.PAUSED:
-        return "Pause requested: stops at a boundary and writes a checkpoint"
-    if (stage := situation.next.unusable) is not None:
-        text = trouble(situation, stage.node, stage.node_incarnation)
-        return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
-    if (failed := situation.next.failed_worker) is not None:
-        return f"The worker of {worker_name(situation.next.stages, failed[0])} failed: stops and writes a checkpoint"
-    if ways := blocked_links(situation.next):
-        return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
-    draining = situation.current.draining
-    if not draining and situation.gives_way_to:
-        rivals = _jobs(situation, situation.gives_way_to)
-        return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
-    return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
+def at_the_end(situation: JobSituation) -> str:
+    """Return why no further batch is trained."""
+    return early_end_text(situation) or "all batches are done"
 
 
 def early_end_text(situation: JobSituation) -> str:
@@ -114,37 +75,12 @@ def early_end_text(situation: JobSituation) -> str:
     if situation.early_end is None:
         return ""
     boundary, best_batch = situation.early_end
-    return f"Stopped early at batch {boundary}: the held-out loss has not fallen since batch {best_batch}"
+    return f"stopped early at batch {boundary}: the held-out loss has not fallen since batch {best_batch}"
 
 
-def why_recovering(situation: JobSituation) -> str:
-    """Return what was lost, as one sentence without its full stop."""
-    job = situation.job
-    if situation.lost.found:
-        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.lost.causes)))
-    if situation.known_generation > job.phase.generation:
-        return f"nodes know plan {situation.known_generation}, which etcd has forgotten"
-    health = situation.next if job.phase.phase is Phase.RECOVERING else situation.current
-    if not health.can_load(heard_at=situation.deadlines.heard):
-        return f"the nodes that held boundary {health.plan.boundary if health.plan is not None else 0} are gone"
-    if draining := situation.next.draining:
-        return _leaving(draining)
-    if ways := blocked_links(situation.next) or blocked_links(situation.current):
-        return str(ways)
-    if (out := situation.next.staying_out) is not None:
-        return trouble(situation, out.node, out.node_incarnation)
-    if (stage := situation.next.without_worker) is not None:
-        return no_worker(situation.view.nodes[stage.node], (stage.device_index,))
-    return "a plan is possible again"
-
-
-def who_is_not_reached(health: PlanHealth) -> str:
-    """Return `stage 0 on a has not reached stage 1 on b`, for the first worker that still dials its neighbours."""
-    pairs = unproven(health)
-    if not pairs:
-        return "its workers were not ready"
-    position, other = pairs[0]
-    return f"{worker_name(health.stages, position)} has not reached {worker_name(health.stages, other)}"
+def what_was_lost(situation: JobSituation) -> str:
+    """Return the losses of workers that explain the others; empty: none, or their cause may still become known."""
+    return listed(list(dict.fromkeys(_loss(situation, loss) for loss in situation.lost.causes)))
 
 
 def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
@@ -156,38 +92,23 @@ def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
     return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.workers)}"
 
 
-def why_failed(situation: JobSituation) -> tuple[str, str]:
-    """Return the reason of the failure, and the worker's error if there is one."""
-    job, phase = situation.job, situation.job.phase.phase
-    if job.refusal:
-        return f"the submitted job breaks a rule: {job.refusal}", ""
-    if phase is Phase.QUEUED and isinstance(situation.plans.best, PlanRefused):
-        return situation.plans.best.reason, ""
-    error = situation.lost.first_error
-    plan, stop = job.plan, job.stop
-    if situation.lost.found:
-        rule = f"; {situation.lost.broken_rule}" if situation.lost.broken_rule else ""
-        return f"{why_recovering(situation)}{rule}", error
-    if phase is Phase.STOPPING and plan is not None and stop is not None:
-        troubles = sorted(
-            {record.trouble for record in job.state.get((plan.timeline, stop.boundary or 0), {}).values()} - {""}
-        )
-        why = f": {'; '.join(troubles)}" if troubles else ""
-        return f"the checkpoint before batch {stop.boundary} could not be written in time{why}", ""
-    return f"its records in etcd are incomplete while it is {phase}", ""
-
-
-def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
-    """Return what is wrong with a node that a plan names."""
+def trouble(situation: JobSituation, stage: WorkerPart) -> str:
+    """Return what is wrong with the node of a plan's part."""
+    name = stage.node
     node = situation.view.nodes.get(name)
     if node is None:
         why = "its certificate is revoked" if situation.view.is_revoked(name) else "its lease expired"
         return f"node {name} was lost ({why})"
-    if node.incarnation != incarnation:
+    if node.incarnation != stage.node_incarnation:
         return f"node {name} was lost (its daemon restarted)"
     if node.is_draining:
         return f"node {name} is draining"
     return f"node {name} stays out of new plans: {node.stays_out}"
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]
 
 
 def shape_and_nodes(workers: Sequence[WorkerPart]) -> str:
@@ -195,7 +116,7 @@ def shape_and_nodes(workers: Sequence[WorkerPart]) -> str:
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
 
-def _jobs(situation: JobSituation, names: Sequence[str]) -> str:
+def jobs_named(situation: JobSituation, names: Sequence[str]) -> str:
     """Return `job b of bob (priority 5) and job c of carol`."""
     told = []
     for name in names:
@@ -207,11 +128,12 @@ def _jobs(situation: JobSituation, names: Sequence[str]) -> str:
     return listed(told)
 
 
-def _leaving(draining: tuple[str, ...]) -> str:
-    return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
+def leaving(draining: tuple[str, ...]) -> str:
+    """Return `node b leaves`."""
+    return f"node {draining[0]} leaves" if len(draining) == 1 else f"nodes {listed(draining)} leave"
 
 
-def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
+def _loss(situation: JobSituation, loss: LostWorker) -> str:
     workers, position = loss.plan.workers, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
     if (failure := loss.failure) is not None:
@@ -223,7 +145,7 @@ def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
     if loss.storage_trouble:
         return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
     if not loss.is_late:
-        return trouble(situation, loss.stage.node, loss.stage.node_incarnation)
+        return trouble(situation, loss.stage)
     job = situation.job
     boundary = job.stop.boundary if job.stop is not None else None
     match job.phase.phase:

@@ -200,6 +200,8 @@ class JobSituation:
     allocation: Allocation = field(default_factory=Allocation)
     ahead: tuple[str, ...] = ()
     """Waiting jobs that are served before this one, in order."""
+    why: str = ""
+    """What the condition of the row that holds says is wrong; its action quotes it."""
     quarantine_after: int = QUARANTINE_AFTER
     """Failures of a node within the quarantine's time, after which it is left out; 0: never."""
     plan_source: Plans = field(default_factory=PlansAtOnce)

@@ -22,7 +22,7 @@ from headway.daemon.cluster.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_view import LONGEST_UNREST_S, SETTLE_S, ClusterView, Unrest
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 NODE = NodeRecord(
@@ -230,3 +230,32 @@ def test_certificates_are_known_by_small_letters() -> None:
     put(view, f"{Keys.REVOKED}B", RevokedRecord(name="B", revoked_at=1.0), 4)
     assert (view.issued, view.revoked) == ({"ann": issued}, {})
     assert view.unreadable.keys() == {Keys.revoked("b"), f"{Keys.REVOKED}B"}
+
+
+def test_a_group_of_nodes_is_waited_for() -> None:
+    """Three nodes within 3 s: all count from when the last of them has settled."""
+    unrest = Unrest()
+    for number, at in enumerate((100.0, 101.5, 103.0)):
+        unrest.changed(f"n{number}", now=at)
+    assert unrest.settled_at == 103.0 + SETTLE_S
+
+
+def test_an_endless_row_of_newcomers_is_not_waited_for() -> None:
+    """A node every second: after a while a job may start, on those that have settled."""
+    unrest = Unrest()
+    for number in range(60):
+        unrest.changed(f"n{number}", now=100.0 + number)
+    assert unrest.settled_at == 100.0 + LONGEST_UNREST_S
+    assert unrest.unsettled([f"n{number}" for number in range(60)], now=159.0) == {"n58", "n59"}
+    assert len(unrest.changed_at) <= 3, "the memory of changes is short"
+
+
+def test_a_node_that_changes_again_stays_unsettled() -> None:
+    """The changes before its last one are forgotten, and those of others are not forgotten with it."""
+    unrest = Unrest()
+    for name, at in (("one", 100.0), ("two", 100.5), ("one", 101.5), ("three", 102.2)):
+        unrest.changed(name, now=at)
+    assert unrest.changed_at == {"two": 100.5, "one": 101.5, "three": 102.2}
+    assert unrest.unsettled(["one", "two", "three"], now=102.6) == {"one", "three"}
+    unrest.changed("four", now=103.0)
+    assert unrest.changed_at == {"one": 101.5, "three": 102.2, "four": 103.0}

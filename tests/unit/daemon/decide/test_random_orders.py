@@ -89,6 +89,23 @@ def test_random_steps_with_restores_of_etcd_from_backups(block: int) -> None:
         finish(cluster, seed)
 
 
+@pytest.mark.parametrize("block", BLOCKS[:20])
+def test_nodes_stay_out_and_come_back_and_every_job_finishes(block: int) -> None:
+    """At any moment beside joins and failures; when all have room again, the jobs reach their end."""
+    for seed in range(block * 3, block * 3 + 3):
+        cluster, chance = build(seed)
+        for _ in range(600):
+            cluster.random_step()
+            living = sorted(name for name, node in cluster.nodes.items() if node.is_alive)
+            if living and chance.random() < 0.02:
+                cluster.say(chance.choice(living), stays_out=chance.choice(("", "state_dir /s cannot be written")))
+            if chance.random() < 0.01:
+                happen(cluster, chance.choice(("join", "drain", "elect", "fail", "crash", "lapse")), chance)
+        for name in [name for name, node in cluster.nodes.items() if node.is_alive]:
+            cluster.say(name, stays_out="")
+        finish(cluster, seed)
+
+
 @pytest.mark.parametrize("num_events", [4_000, pytest.param(EVENTS_A_MINUTE, marks=pytest.mark.slow)])
 def test_a_hundred_thousand_events_in_a_minute(num_events: int) -> None:
     """The rate at which all of the above is tried, invariants checked; process time, as other tests run beside it."""

@@ -195,19 +195,3 @@ def test_the_newest_events_stay() -> None:
         cluster.calm(max_rounds=40)
     numbers = sorted(int(key.rpartition("/")[2]) for key in cluster.store.values if "/events/" in key)
     assert numbers == list(range(cluster.phase("first").num_events - MAX_EVENTS, cluster.phase("first").num_events))
-
-
-def test_drained_node_is_not_planned_with_while_recovering() -> None:
-    """A member of `next` begins to drain: another plan without it; if all drain, back on them and then saved."""
-    cluster = trained("a", "b", "c", batches=6)
-    cluster.fail_worker("a")
-    run_until(cluster, Phase.RECOVERING)
-    cluster.drain("b")
-    after = recovered(cluster)
-    assert "b" not in {stage.node for stage in after.workers}
-    cluster = trained("a", "b", batches=6)
-    cluster.fail_worker("a")
-    run_until(cluster, Phase.RECOVERING)
-    for name in ("a", "b"):
-        cluster.drain(name)
-    cluster.calm(until=lambda: Keys.of("first", "checkpoint") in cluster.store.values)

@@ -8,8 +8,10 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,8 @@ from headway.daemon.cluster.records import (
 )
 from headway.daemon.jobs.job import FaultSpec
 from tests.rigs.recovery import lose, workers
-from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import KILLED, SimulatedCluster, small_spec
+from tests.rigs.simulated_node import Worker
 
 FILES = sorted(Path(__file__).parent.glob("*.scenarios"))
 WISHES = {"pause": Desired.PAUSED, "resume": Desired.RUNNING, "cancel": Desired.CANCELLED}
@@ -75,7 +78,7 @@ def _play(scenario: str) -> Iterator[str]:
 
 def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
     words = [word for word in told if "=" not in word]
-    options = {key: json.loads(value) for key, _, value in (word.partition("=") for word in told if "=" in word)}
+    options = {key: _value(value) for key, _, value in (word.partition("=") for word in told if "=" in word)}
     match what, words:
         case "nodes", names:
             for name in names:
@@ -88,8 +91,8 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
             cluster.calm(until=lambda: all(worker.applied >= int(number) for worker in workers(cluster)))
             cluster.calm(max_rounds=2)
         case "submit", [name, *user]:
-            snapshots, checkpoints = options.pop("snapshot_every", 4), options.pop("checkpoint_every", 12)
-            fault = FaultSpec(snapshot_every=snapshots, checkpoint_every=checkpoints)
+            settings = {"snapshot_every": 4, "checkpoint_every": 12, "checkpoints_kept": 2}
+            fault = FaultSpec(**{key: options.pop(key, usual) for key, usual in settings.items()})
             priority, compiles = options.pop("priority", 0), options.pop("compile", False)
             spec = small_spec(name, fault=fault, **({"batches": 200} | options)).with_priority(priority)
             cluster.submit(replace(spec, train=replace(spec.train, compile=compiles)), user="".join(user))
@@ -100,11 +103,18 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
         case "until", [job, phase]:
             cluster.calm(until=lambda: cluster.phase(job).phase is Phase(phase), max_rounds=4000)
         case "seconds", [seconds]:
-            cluster.calm(max_rounds=int(float(seconds) * 2))
+            step_s = options.get("step_s", 0.5)
+            cluster.calm(max_rounds=int(float(seconds) / step_s), step_s=step_s)
         case (("pause" | "resume" | "cancel"), [job]):
             cluster.want(job, WISHES[what])
         case "lose", [name]:
             lose(cluster, name)
+        case "flap", [name, times]:
+            for _ in range(int(times)):
+                cluster.add_node(name)
+                cluster.calm(max_rounds=3)
+                lose(cluster, name)
+                cluster.calm(max_rounds=3)
         case (("drain" | "lapse" | "replace"), [name]):
             {"drain": cluster.drain, "lapse": cluster.lapse, "replace": cluster.replace_worker}[what](name)
         case "kill", [name]:
@@ -115,8 +125,55 @@ def _act(cluster: SimulatedCluster, what: str, *told: str) -> None:
             cluster.nodes[name].workers[0].failure = int(generation), Failure(" ".join(error))
         case (("hang" | "recover"), [name]):
             cluster.nodes[name].workers[0].hangs = what == "hang"
+        case "say", [name]:
+            cluster.say(name, **options)
+        case "has-no-port", [name]:  # its process died before it had heard of any plan, and no other one starts
+            cluster.nodes[name].workers[0].is_down = True
+            cluster.say(name, down_devices=(0,), worker_trouble="each port is in use")
+        case "has-a-port", [name]:
+            cluster.nodes[name].workers[0].is_down = False
+            cluster.say(name, down_devices=(), worker_trouble="")
+        case "dies-preparing", [name]:  # the leader first sees that the device is down, then why
+            successor, node = cluster.facts().jobs["first"].next, cluster.nodes[name]
+            assert successor is not None
+            failure = (successor.generation, Failure(KILLED))
+            node.workers[0] = Worker(f"{name}/next", failure=failure, failed_job="first", is_down=True)
+            cluster.say(name, down_devices=(0,))
+        case "look", []:  # before its next step, each node's
+            cluster.deliver(cluster.nodes[cluster.leader])
+            cluster.lead()
+        case "act", [number]:  # while no leader looks
+            for _ in range(int(number)):
+                for node in cluster.nodes.values():
+                    cluster.deliver(node)
+                    cluster.act(node)
+        case "block", [source, target]:
+            cluster.blocked.add((source, target))
+        case "heal", []:
+            cluster.blocked.clear()
+        case "lacks", [name, storage]:
+            cluster.nodes[name].lacks = {storage}
+        case "reads-again", storage:  # and says so at once, though its workers hang, if it is named
+            for node in cluster.nodes.values():
+                node.lacks.clear()
+                cluster.deliver(node)
+                for ailment in list(node.record.ailments) if storage else ():
+                    cluster._reads(node, storage[0], ailment)
+        case "forget-files", []:
+            for node in cluster.nodes.values():
+                node.held.clear()
+        case "damage-checkpoint", [job]:
+            checkpoint = cluster.facts().jobs[job].checkpoint
+            assert checkpoint is not None
+            cluster.damaged |= {checkpoint.url, *(checkpoint.earlier if options.get("every") else ())}
         case _:
             raise ValueError(f"unknown: {what} {' '.join(told)}")
+
+
+def _value(told: str) -> Any:
+    with suppress(json.JSONDecodeError):
+        return json.loads(told)
+    return told
 
 
 def _decided(key: str, value: bytes | None) -> str:
@@ -129,7 +186,8 @@ def _decided(key: str, value: bytes | None) -> str:
     match leaf if key.startswith(Keys.JOBS) else "":
         case "phase":
             phase = decode(value, PhaseRecord)
-            return f"{job} {phase.phase}: {phase.reason}" if phase.reason != "submitted" else ""
+            failures = f" [failed {phase.failures.num_deaths}×]" if phase.failures.num_deaths else ""
+            return f"{job} {phase.phase}{failures}: {phase.reason}" if phase.reason != "submitted" else ""
         case "next":
             return f"{job} next: {_plan(decode(value, PlanRecord))}"
         case "stop":
