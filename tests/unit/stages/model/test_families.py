@@ -180,7 +180,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Phi-4-mini": ("phi3", PHI4_MINI | {"tie_word_embeddings": True}),
-    "Phi-3, longer": ("phi3", PHI4_MINI | {"partial_rotary_factor": 1.0, "rope_parameters": LONGROPE}),
+    "Phi-3, longer": ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE}),
     "Qwen2-MoE": (
         "qwen2_moe",
         {
