@@ -106,7 +106,8 @@ def _rounded(seconds: float) -> float:
 
 FILE: Final = "device-speeds.json"
 BFLOAT16: Final = "bfloat16 "
-"""Prefix of the file's keys for bfloat16; without it they are for float32."""
+MEMORY: Final = "memory "
+"""Prefixes of the file's keys for bfloat16, and for a card's memory_gb_s; without one they are for float32."""
 STEP: Final = 1.1
 LEAST_STEP: Final = 0.001
 SPEEDS_PERIOD_S: Final = 2.0
@@ -142,14 +143,15 @@ class DeviceSpeeds:
 
     def knows(self, device: Device) -> bool:
         """Return whether nothing is left to measure."""
-        return {self._key(device), BFLOAT16 + self._key(device)} <= self._known.keys()
+        prefixes = ("", BFLOAT16, MEMORY) if device.kind == "cuda" else ("", BFLOAT16)
+        return {prefix + self._key(device) for prefix in prefixes} <= self._known.keys()
 
     def learn(self, device: Device, speed: DeviceSpeed) -> bool:
         """Remember a measurement; return whether it is news. If the folder cannot be written, the next start measures
         again.
         """
         key = self._key(device)
-        measured = {key: speed.float32, BFLOAT16 + key: speed.bfloat16}
+        measured = {key: speed.float32, BFLOAT16 + key: speed.bfloat16, MEMORY + key: speed.memory_gb_s}
         news = {name: stepped(value) for name, value in measured.items() if is_speed(value) and name not in self._heard}
         if not news:
             return False
@@ -183,6 +185,7 @@ class DeviceSpeeds:
             device,
             speed=self._known.get(key, device.speed),
             bfloat16_speed=self._known.get(BFLOAT16 + key, device.bfloat16_speed),
+            memory_gb_s=self._known.get(MEMORY + key, device.memory_gb_s),
         )
 
     def _key(self, device: Device) -> str:

@@ -55,6 +55,8 @@ class DeviceEntry:
     """
     bfloat16_tflops: float = 0.0
     """The same in bfloat16; 0: as fast, relatively, as in float32."""
+    memory_gb_s: float = 0.0
+    """10⁹ bytes a second of its memory; 0: not known, and elementwise work costs no time of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             reserve_bytes=_reserve(device),
             speed=_speed(device, train, "float32"),
             bfloat16_speed=_speed(device, train, "bfloat16"),
+            memory_gb_s=device.memory_gb_s,
             arithmetic_class=_class(device),
         )
         for index, device in enumerate(each)
@@ -269,5 +272,5 @@ def _check_numbers(entry: NodeEntry | DeviceEntry | LinkEntry, place: str) -> No
             raise ConfigError(f"must be at least {least:g}, is {value}", f"{place}.{item.name}")
         if value > MOST:
             raise ConfigError(f"must be at most {MOST:g}, is {value}", f"{place}.{item.name}")
-        if item.name in ("speed", *RATES) and 0 < value < LEAST:
+        if item.name in ("speed", "memory_gb_s", *RATES) and 0 < value < LEAST:
             raise ConfigError(f"must be 0 or at least {LEAST:g}, is {value}", f"{place}.{item.name}")

@@ -121,10 +121,12 @@ class DeviceSpeed:
 
     float32: float = 0.0
     bfloat16: float = 0.0
+    memory_gb_s: float = 0.0
+    """As in Device: measured of a card alone. On a CPU it is a part of the speeds."""
 
 
 def is_speed(value: float) -> bool:
-    """Return whether a device may have this relative speed."""
+    """Return whether a device may have this relative speed, or this memory_gb_s."""
     return LEAST_SPEED <= value <= MOST_SPEED
 
 

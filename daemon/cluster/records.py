@@ -68,6 +68,8 @@ class Device:
     """Like `speed`, measured in bfloat16; 0: not measured, and `speed` counts."""
     reserve_bytes: int = 0
     """Part of its memory that no plan fills: the context, libraries' work space, and the allocator's fragments."""
+    memory_gb_s: float = 0.0
+    """10⁹ bytes a second of its memory, read or written; 0: not known, and a part of the speeds."""
 
     @property
     def usable_bytes(self) -> int:
@@ -77,7 +79,7 @@ class Device:
     @property
     def unmeasured(self) -> "Device":
         """Return the device as before its speed was measured."""
-        return replace(self, speed=1.0, bfloat16_speed=0.0)
+        return replace(self, speed=1.0, bfloat16_speed=0.0, memory_gb_s=0.0)
 
     def speed_of(self, dtype: str) -> float:
         """Return the relative speed of products of a dtype."""

@@ -35,7 +35,7 @@ The newest of these count.
 """
 Way = tuple[tuple[str, str], LinkProbe]
 """((from, to), what was measured)"""
-Speeds = tuple[float, float]
+Speeds = tuple[float, float, float]
 """Relative speeds of a device in float32 and bfloat16, as in Device."""
 
 
@@ -118,23 +118,25 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 def _speeds_of(node: NodeRecord) -> frozenset[tuple[Model, Speeds]]:
     """Return the speeds of a node's devices of known models."""
     return frozenset(
-        ((device.kind, device.model), (device.speed, device.bfloat16_speed)) for device in node.devices if device.model
+        ((device.kind, device.model), (device.speed, device.bfloat16_speed, device.memory_gb_s))
+        for device in node.devices
+        if device.model
     )
 
 
 def _fastest(speeds: Iterable[frozenset[tuple[Model, Speeds]]]) -> dict[Model, Speeds]:
     """Return the highest speeds of each model of device."""
     found: dict[Model, Speeds] = {}
-    for model, (float32, bfloat16) in frozenset[tuple[Model, Speeds]]().union(*speeds):
-        known = found.get(model, (0.0, 0.0))
-        found[model] = max(known[0], float32), max(known[1], bfloat16)
+    for model, (float32, bfloat16, memory_gb_s) in frozenset[tuple[Model, Speeds]]().union(*speeds):
+        known = found.get(model, (0.0, 0.0, 0.0))
+        found[model] = max(known[0], float32), max(known[1], bfloat16), max(known[2], memory_gb_s)
     return found
 
 
 def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecord:
     """Return a node whose devices have the speeds of their models. A device of no known model keeps its own."""
     devices = tuple(
-        replace(device, speed=speeds[0], bfloat16_speed=speeds[1])
+        replace(device, speed=speeds[0], bfloat16_speed=speeds[1], memory_gb_s=speeds[2])
         if (speeds := fastest.get((device.kind, device.model))) is not None
         else device
         for device in node.devices

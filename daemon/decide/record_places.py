@@ -262,7 +262,8 @@ def _check_node(record: NodeRecord, name: str) -> None:
     for position, device in enumerate(record.devices):
         if device.index != position:
             raise ValueError(f"its device {position} has index {device.index}")
-        if not is_speed(device.speed) or not (device.bfloat16_speed == 0 or is_speed(device.bfloat16_speed)):
+        rates = (device.speed, *filter(None, (device.bfloat16_speed, device.memory_gb_s)))
+        if not all(map(is_speed, rates)):
             raise ValueError(f"its device {position} has an impossible speed or memory")
         if device.memory_bytes < 0 or device.reserve_bytes < 0:
             raise ValueError(f"its device {position} has an impossible speed or memory")

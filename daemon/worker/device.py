@@ -3,9 +3,8 @@
 What torch loads or allocates at first use takes seconds. A spare loads modules before it attaches, and a card pays the
 first operations of a job's layers before a stage counts as running.
 
-Speed 1 is the device of costs/layer_costs.py's estimates: on a CPU 60 GFLOP/s of float32 or 120 of bfloat16 on one
-thread and 8 GB/s, on CUDA 30 or 300 TFLOP/s and 2 TB/s. Nine tenths of a layer's time count as products, the rest as
-memory.
+Speed 1 is the device of plan/layer_costs.py's estimates: on a CPU 60 GFLOP/s of float32 or 120 of bfloat16 on one
+thread and 8 GB/s, of which nine tenths of a layer's time count as products; on CUDA 30 or 300 TFLOP/s.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import torch
 from headway.daemon.base.own_process import keep_what_stays
 from headway.daemon.cluster.measurements import DeviceSpeed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.plan.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_BYTES_PER_S, CUDA_FLOPS
+from headway.daemon.plan.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.worker.held_layers import RefusedError
 from headway.daemon.worker.out_of_memory import refusals_of_libraries
 from headway.optim.layer_optimizer import optimizer_factory
@@ -148,20 +147,26 @@ class WorkerDevice:
 def measure_speed(device: torch.device) -> DeviceSpeed:
     """Return the speeds relative to the reference. Uses the threads that are set for this process.
 
-    A dtype whose products the device lacks has speed 0. Raises RuntimeError if float32 products fail.
+    A card's are those of its products, and its memory has its own. A dtype whose products the device lacks has speed 0.
+    Raises RuntimeError if float32 products fail.
     """
-    memory = _bytes_per_s(device) / (CUDA_BYTES_PER_S if device.type == "cuda" else CPU_BYTES_PER_S)
-    float32 = speed(_products(device, torch.float32), memory)
+    is_card, memory = device.type == "cuda", _bytes_per_s(device)
+
+    def of(dtype: torch.dtype) -> float:
+        products = _products(device, dtype)
+        return products if is_card else speed(products, memory / CPU_BYTES_PER_S)
+
+    float32 = of(torch.float32)
     try:
-        bfloat16 = speed(_products(device, torch.bfloat16), memory)
+        bfloat16 = of(torch.bfloat16)
     except RuntimeError as error:
         log.warning("dtype_not_measured", dtype="bfloat16", device=str(device), reason=str(error).partition("\n")[0])
         bfloat16 = 0.0
-    return DeviceSpeed(float32=float32, bfloat16=bfloat16)
+    return DeviceSpeed(float32=float32, bfloat16=bfloat16, memory_gb_s=memory / 1e9 if is_card else 0.0)
 
 
 def speed(products: float, memory: float) -> float:
-    """Return the speed, from the two ratios to the reference."""
+    """Return a CPU's speed, from the two ratios to the reference."""
     return 1.0 / (PRODUCTS / products + (1.0 - PRODUCTS) / memory)
 
 

@@ -114,8 +114,8 @@ def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
     """A 4090 has the float32 of an H100 and a quarter of its bfloat16: most layers are where the job runs faster."""
     monkeypatch.setattr(profiling, "SPEEDS_PERIOD_S", 0.0)
     measured = {
-        "NVIDIA GeForce RTX 4090": DeviceSpeed(float32=1.9, bfloat16=0.5),
-        "NVIDIA H100": DeviceSpeed(float32=1.4, bfloat16=2.0),
+        "NVIDIA GeForce RTX 4090": DeviceSpeed(float32=1.9, bfloat16=0.5, memory_gb_s=1000.0),
+        "NVIDIA H100": DeviceSpeed(float32=1.4, bfloat16=2.0, memory_gb_s=1000.0),
     }
     nodes = []
     for name, (model, measure) in zip("ab", measured.items(), strict=True):
@@ -133,6 +133,16 @@ def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
 
 async def _told_once(speeds: DeviceSpeeds, device: Device, beat: Heartbeat, told: list[tuple[Device, ...]]) -> None:
     await asyncio.wait_for(speeds.follow([device], lambda: {0: beat}, told.append), timeout=30)
+
+
+def test_a_card_is_measured_once_its_memory_is(tmp_path: Path) -> None:
+    """Its bandwidth has a time of its own in plans. On a CPU it is a part of the speeds."""
+    card, speeds = Device(kind="cuda", model="card"), DeviceSpeeds(tmp_path, arithmetic_class="one")
+    assert speeds.learn(card, DeviceSpeed(float32=1.0, bfloat16=1.0))
+    assert not speeds.knows(card)
+    assert speeds.learn(card, DeviceSpeed(float32=1.0, bfloat16=1.0, memory_gb_s=2800.0))
+    assert speeds.knows(card)
+    assert speeds.of([card])[0].memory_gb_s == stepped(2800.0)
 
 
 def test_a_damaged_file_is_measured_anew(tmp_path: Path) -> None:

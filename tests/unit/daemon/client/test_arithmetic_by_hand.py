@@ -33,11 +33,12 @@ def planned(job: str, nodes: str) -> ClusterPlan:
     return previewed(job, nodes).plan
 
 
-def previewed(job: str, nodes: str) -> PlanPreview:
-    """Where every block is computed again, so that a hand has less to count."""
+def previewed(job: str, nodes: str, *, counts_memory: bool = False) -> PlanPreview:
+    """Where every block is computed again, so that a hand has less to count. counts_memory: the cards' bandwidth."""
     spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     spec = replace(spec, train=replace(spec.train, recompute="block"))
-    found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
+    text = (EXAMPLES / f"{nodes}.toml").read_text()
+    found = parse_nodes(text if counts_memory else text.replace("memory_gb_s", "# memory_gb_s"), nodes)
     return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
 
 
@@ -150,6 +151,23 @@ def test_seconds_are_what_a_hand_counts(job: str, nodes: str) -> None:
     rates = {"8xh100": 8 * 600e12, "mixed-cards": 2 * 600e12 + 4 * 150e12 + 2 * 220e12}[nodes]
     whole = sum(worker.seconds.flops for worker in plan.estimates)
     assert 1.0 <= plan.predicted_batch_seconds / (MICROBATCHES * whole / rates) <= 2.0
+
+
+def test_seconds_of_memory_are_what_a_hand_counts() -> None:
+    """What a block keeps is read or written 5.3 times, and twice more as it is recomputed. Each weight is read twice,
+    each gradient written, and read and written with its fp32 sum. A logit is made fp32 and a log-softmax, forward and
+    backward.
+    """
+    plan = previewed("8b-8k", "8xh100", counts_memory=True).plan
+    for worker in plan.estimates:
+        has_embed, num_blocks, has_head = layers_of(worker)
+        hidden, kept = 2 * TOKENS * HIDDEN, TOKENS * (2 * (6 * HIDDEN + 2 * KV + 4 * WIDE) + 4 * HEADS)
+        block = 5.3 * kept + 2 * (kept - hidden) + 16 * BLOCK
+        of_logits = TOKENS * VOCAB * (2 * (8 + 6) + 8)
+        head = 2 * 5.3 * hidden + of_logits + 16 * VOCAB * HIDDEN
+        moved = num_blocks * block + has_head * head + has_embed * (5.3 * hidden + 16 * VOCAB * HIDDEN)
+        seconds = worker.seconds.flops / CARDS["h100"][1] + moved / 2.8e12
+        assert worker.seconds.microbatch_s == pytest.approx(seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize(("job", "nodes"), CASES)

@@ -73,6 +73,8 @@ def test_a_loss_in_chunks_keeps_no_logits() -> None:
     assert head.passing_bytes == 12 * 512 * 128_256 + 6 * matrix - returned
     assert head.activation_bytes == 2 * S * 4096 * 2
     assert head.backward_flops == 1.5 * plain.backward_flops
+    # Each chunk's logits are made twice, and the matrix' gradient is written and summed 16 times: 101 GB.
+    assert head.moved_bytes - plain.moved_bytes == 14 * LOGITS + 16 * 12 * matrix
 
 
 def test_the_update_has_the_rate_of_newton_schulz() -> None:
