@@ -310,6 +310,15 @@ def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
     return steps * (4.0 * short * short * long + 2.0 * short**3)
 
 
+def _sequence_costs(model: ModelSpec, train: TrainSpec, index: int) -> tuple[float, int, int]:
+    """Return what a block does along the sequence: operations per token, kept bytes, and passing bytes."""
+    if model.type_of(index) == "linear_attention":
+        return _rule_flops(model), 0, _rule_bytes(model, train)
+    attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width_of(index)
+    # gradients of the scores after and before the softmax
+    return attention, _attention_bytes(model, train, index), 2 * _score_bytes(model, train)
+
+
 def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     model, train, group = spec.model, spec.train, spec.optim.matrices
     index = int(name.partition(".")[2])
@@ -319,18 +328,13 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     num_used = num_matrix - _num_idle(model)
     tokens, size = _tokens(train), element_bytes(train)
     widths = block_widths(model, train, block=index)
-    again = 0.0
-    if model.type_of(index) == "linear_attention":
-        attention, kept, passing = _rule_flops(model), 0, _rule_bytes(model, train)
-        again = tokens * attention  # the rule is always computed again
-    else:
-        attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width_of(index)
-        # gradients of the scores after and before the softmax
-        kept, passing = _attention_bytes(model, train, index), 2 * _score_bytes(model, train)
+    is_linear = model.type_of(index) == "linear_attention"
+    attention, kept, passing = _sequence_costs(model, train, index)
+    again = tokens * attention if is_linear else 0.0  # the rule is always computed again
     whole = kept = tokens * size * widths.kept + kept
-    of_rule = passing if model.type_of(index) == "linear_attention" else 0
+    of_rule = passing if is_linear else 0
     above, of_mlp = tokens * size * widths.kept_above, tokens * size * widths.passing
-    if recompute == "attention" or model.type_of(index) == "linear_attention":
+    if recompute == "attention" or is_linear:
         # Before they are computed again, the backward of the block's other half has freed what that kept.
         passing -= above
     if recompute == "block":
@@ -494,11 +498,8 @@ def _cost(
 ) -> LayerCost:
     """passed_bytes: of the elementwise work, and of what is beside the sum of each gradient and two uses of weights.
 
-    orthogonalized: shapes of the matrices under Newton–Schulz.
-
-    recomputed_flops: the part of the forward that the backward computes again.
-
-    frozen_flops: the part of the forward whose weights get no gradient.
+    orthogonalized: shapes of the matrices under Newton–Schulz. recomputed_flops: the part of the forward that the
+    backward computes again. frozen_flops: the part of the forward whose weights get no gradient.
     """
     train, group = spec.train, spec.optim.matrices
     num_parameters = sum(number for number, _ in parts)
