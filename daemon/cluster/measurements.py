@@ -126,7 +126,7 @@ class DeviceSpeed:
 
 
 def is_speed(value: float) -> bool:
-    """Return whether a device may have this relative speed, or this memory_gb_s."""
+    """Return whether a device may have this relative speed, or this memory_gb_s, or number of cores."""
     return LEAST_SPEED <= value <= MOST_SPEED
 
 

@@ -70,6 +70,8 @@ class Device:
     """Part of its memory that no plan fills: the context, libraries' work space, and the allocator's fragments."""
     memory_gb_s: float = 0.0
     """10⁹ bytes a second of its memory, read or written; 0: not known, and a part of the speeds."""
+    num_cores: float = 0.0
+    """Cores of a CPU's machine, or what a container leaves of them; in a plan, this device's part. 0: not known."""
 
     @property
     def usable_bytes(self) -> int:
@@ -78,8 +80,8 @@ class Device:
 
     @property
     def unmeasured(self) -> "Device":
-        """Return the device as before its speed was measured."""
-        return replace(self, speed=1.0, bfloat16_speed=0.0, memory_gb_s=0.0)
+        """Return the device without what times alone depend on."""
+        return replace(self, speed=1.0, bfloat16_speed=0.0, memory_gb_s=0.0, num_cores=0.0)
 
     def speed_of(self, dtype: str) -> float:
         """Return the relative speed of products of a dtype."""

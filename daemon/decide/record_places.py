@@ -262,7 +262,7 @@ def _check_node(record: NodeRecord, name: str) -> None:
     for position, device in enumerate(record.devices):
         if device.index != position:
             raise ValueError(f"its device {position} has index {device.index}")
-        rates = (device.speed, *filter(None, (device.bfloat16_speed, device.memory_gb_s)))
+        rates = (device.speed, *filter(None, (device.bfloat16_speed, device.memory_gb_s, device.num_cores)))
         if not all(map(is_speed, rates)):
             raise ValueError(f"its device {position} has an impossible speed or memory")
         if device.memory_bytes < 0 or device.reserve_bytes < 0:

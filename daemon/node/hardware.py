@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.machine_share import memory_bytes
+from headway.daemon.base.machine_share import memory_bytes, num_cores
 from headway.daemon.cluster.records import Device
 from headway.daemon.plan.devices import cuda_reserve
 from headway.stages.model.determinism import arithmetic_class
@@ -31,7 +31,14 @@ def find_devices(
         share_bytes = memory_bytes() // max(num_devices, 1)
         name = arithmetic_class(torch.device("cpu"))
         return tuple(
-            Device(kind="cpu", index=index, model=model, memory_bytes=share_bytes, arithmetic_class=name)
+            Device(
+                kind="cpu",
+                index=index,
+                model=model,
+                memory_bytes=share_bytes,
+                num_cores=num_cores(),
+                arithmetic_class=name,
+            )
             for index in range(num_devices or 1)
         )
     if num_devices > num_cuda:

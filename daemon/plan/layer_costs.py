@@ -23,6 +23,10 @@ CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
 CPU_BYTES_PER_S: Final = 8e9
 CUDA_BYTES_PER_S: Final = 2e12
 GIGA: Final = 1e9
+START_S: Final = {"embed": 0.03e-3, "block": 0.6e-3, "head": 0.1e-3}
+"""Processor seconds in which a core starts the operations of a layer's forward and backward, however small they are: of
+layers of width 64, less what their operations take.
+"""
 FORWARD_PASSES: Final = 2.0
 """Times that the elementwise operations of a forward read or write each byte that it keeps for its backward. A count of
 all operations on meta tensors gives 1.8 to 2.1, for blocks of width 1024 to 4096, with the fused kernels of a card.
@@ -129,6 +133,8 @@ def kind_of_layer(name: str) -> str:
 def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     """Return the seconds of forward and backward of one microbatch of one layer on a device."""
     products = (cost.forward_flops + cost.backward_flops) / _flops(device, train.dtype, train.threads)
+    if device.num_cores:
+        return products + START_S[kind_of_layer(cost.name)] / _cores(device, 1)
     return products + (cost.moved_bytes / (GIGA * device.memory_gb_s) if device.memory_gb_s else 0.0)
 
 
@@ -137,7 +143,7 @@ def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
     if device.memory_gb_s:
         return products + cost.update_bytes / (GIGA * device.memory_gb_s)
-    bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
+    bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S * _cores(device, 1)
     return products + cost.update_bytes / bandwidth / device.speed
 
 
@@ -197,8 +203,13 @@ def element_bytes(train: TrainSpec) -> int:
 
 def _flops(device: Device, dtype: str, threads: int) -> float:
     """Return the operations a second of matrix products of a dtype on a device."""
-    reference = CUDA_FLOPS[dtype] if device.kind == "cuda" else CPU_FLOPS_PER_THREAD[dtype] * threads
+    reference = CUDA_FLOPS[dtype] if device.kind == "cuda" else CPU_FLOPS_PER_THREAD[dtype] * _cores(device, threads)
     return reference * device.speed_of(dtype)
+
+
+def _cores(device: Device, threads: int) -> float:
+    """Return how many cores a CPU's threads keep busy."""
+    return min(threads, device.num_cores or threads)
 
 
 def _tokens(train: TrainSpec) -> int:

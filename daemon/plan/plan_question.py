@@ -153,10 +153,17 @@ def _offer(
 def _slots(node: Same[NodeRecord], memory: MemoryLessons, num_sharers: int) -> tuple[DeviceSlot, ...]:
     """Return the devices of a node: the same objects for the same record, so that questions are soon compared.
 
-    num_sharers: devices of all nodes that share the memory of the node's machine.
+    num_sharers: devices of all nodes that share the memory and the cores of the node's machine.
     """
     slots = (DeviceSlot.of(node.value, position, memory) for position in range(len(node.value.devices)))
-    return tuple(replace(slot, host_memory_bytes=node.value.memory_bytes // num_sharers) for slot in slots)
+    return tuple(
+        replace(
+            slot,
+            device=replace(slot.device, num_cores=slot.device.num_cores / num_sharers),
+            host_memory_bytes=node.value.memory_bytes // num_sharers,
+        )
+        for slot in slots
+    )
 
 
 @lru_cache(maxsize=256)

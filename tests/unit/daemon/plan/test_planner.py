@@ -158,6 +158,18 @@ def test_nodes_of_one_machine_share_its_memory() -> None:
     assert {estimate.host_limit_bytes for estimate in planned(spec, nodes).estimates} == {state}
 
 
+def test_nodes_of_one_machine_share_its_cores() -> None:
+    """One core between two workers takes twice as long as one each; of eight, each worker uses one."""
+
+    def batch_s(num_cores: float, host: str) -> float:
+        cpu = Device(kind="cpu", num_cores=num_cores)
+        nodes = [replace(node(name), host=host or name, devices=(cpu,)) for name in "ab"]
+        return sum(estimate.batch_seconds for estimate in planned(job(), nodes).estimates)
+
+    assert batch_s(1.0, "box") > 1.9 * batch_s(1.0, "")
+    assert batch_s(8.0, "box") == batch_s(1.0, "")
+
+
 def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
     """Six boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
