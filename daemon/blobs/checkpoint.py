@@ -224,11 +224,13 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
     return sorted(found)
 
 
-def layer_at(url: str, layer: str, expected: FileDigest, threads: FileThreads) -> Source:
+def layer_at(url: str, layer: str, expected: FileDigest, threads: FileThreads, *, is_forwarded: bool = False) -> Source:
     """Return a layer's file in the folder of a boundary as a source. What its manifest names and is not there, while
     the manifest is, counts as damaged.
+
+    is_forwarded: read for another node, which waits for bytes and looks again itself: absence is told at once.
     """
-    file, manifest = f"{url}/{file_name(layer)}", f"{url}/{MANIFEST}"
+    file, manifest = f"{url}/{file_name(layer)}", "" if is_forwarded else f"{url}/{MANIFEST}"
     return source_at(url, file, threads, partial(_read_stored, file, expected, manifest))
 
 

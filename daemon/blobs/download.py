@@ -214,7 +214,7 @@ class Download:
         """Download the data set.
 
         Raises RecoveryError with each giver's reason if none gives a missing part, StorageAwayError if the cache's file
-        system or a URL's server does not answer.
+        system or a URL's server does not answer, DataError if a file goes away while it is remembered.
         """
         if self._threads.num_hung:  # a call of an earlier attempt could still write to the same files
             raise StorageAwayError(str(self._folder), "an earlier write has not ended")

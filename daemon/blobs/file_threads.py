@@ -7,8 +7,10 @@ thread comes back. The threads are daemons: one that hangs for ever does not kee
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from threading import Thread
@@ -39,6 +41,10 @@ SAID_EVERY_S: Final = 5.0
 
 class AbandonedError(Exception):
     """The call was given up: its thread ends here."""
+
+
+def _close(pieces: Generator[bytes], _: Beat) -> None:
+    pieces.close()
 
 
 class FileThreads:
@@ -76,7 +82,7 @@ class FileThreads:
             system.num_askers -= 1
             self._forget_idle()
 
-    async def pieces(self, url: str, begin: Callable[[Beat], Iterator[bytes]]) -> AsyncIterator[bytes]:
+    async def pieces(self, url: str, begin: Callable[[Beat], Iterator[bytes]]) -> AsyncGenerator[bytes]:
         """Yield what begin(beat) yields, each piece by a call of its own, which counts as hung by itself. Raises as
         `run`.
         """
@@ -90,8 +96,15 @@ class FileThreads:
                 found = begin(lambda: call())
             return next(found, None)
 
-        while (piece := await self.run(url, step)) is not None:
-            yield piece
+        is_over = False
+        try:
+            while (piece := await self.run(url, step)) is not None:
+                yield piece
+            is_over = True
+        finally:
+            if isinstance(found, Generator) and not is_over:
+                with suppress(RecoveryError):  # it hangs, and closes itself when it comes back
+                    await self.run(url, partial(_close, found))
 
     async def _run_on(
         self, system: "_FileSystem", url: str, act: Callable[[Beat], T], on_late: Callable[[], None]

@@ -172,7 +172,7 @@ class DataLibrary:
         return await self._threads.run(str(self._cache_dir), look)
 
     async def take(self, sha256: str, giver: Giver) -> None:
-        """Bring the data set that a caller offers. Raises RecoveryError, PeerError."""
+        """Bring the data set that a caller offers. Raises RecoveryError, PeerError, DataError."""
         if sha256 in self._fetching:
             raise RecoveryError(f"data {sha256[:12]}…", "is arriving already; wait for it, or try again")
         await self._fetching.result(sha256, partial(self._bring, sha256, lambda: [giver]))

@@ -35,6 +35,7 @@ from headway.daemon.decide.conditions import outlook_text, planning_since, recov
 from headway.daemon.decide.failures import repetition
 from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
+    at_the_end,
     early_end_text,
     sentence,
     shape_and_nodes,
@@ -208,7 +209,8 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)
     then = "the last checkpoint is being written" if boundary == end else "stops at a boundary and writes a checkpoint"
-    text = f"{sentence(situation.why)}: {then}"
+    why = at_the_end(situation) if boundary == end else situation.why
+    text = f"{sentence(why)}: {then}"
     return move(situation, to, text, puts={"stop": encode(stop)}, deletes=("next",))
 
 

@@ -220,7 +220,7 @@ def all_devices_owed_to_others(situation: JobSituation) -> Claim:
 
 
 def better_plan_found(situation: JobSituation) -> bool:
-    """The plan saves more than the change costs (planning/rebalance.py), nodes have settled, and no other job claims
+    """The plan saves more than the change costs (daemon/plan/rebalance.py), nodes have settled, and no other job claims
     them.
     """
     return _may_change(situation) and (verdict := situation.plans.verdict) is not None and verdict.is_worth_it

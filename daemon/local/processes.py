@@ -352,7 +352,7 @@ class NodeProcess:
 
     @property
     def failure(self) -> str:
-        """Return why it does not start, between rare attempts; None: it runs, or the next attempt is near."""
+        """Return why it does not start, between rare attempts; empty: it runs, or the next attempt is near."""
         return self.last_words if self._is_failing and self.process.poll() is not None else ""
 
     @property

@@ -102,7 +102,8 @@ class DataService:
     async def _read(self, url: str, request: control_pb2.ReadRequest) -> AsyncIterator[bytes]:
         """Yield a file of the job's data from a URL, from an offset on; empty pieces while its server is slow.
 
-        Whoever asked compares its hash. Raises RecoveryError, also for each file that the job's index does not name.
+        Whoever asked compares its hash. Raises RecoveryError, also for each file that the job's index does not name,
+        and DataError for an index that is none.
         """
         wanted, name = request.shard, request.shard.name
 

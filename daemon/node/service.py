@@ -427,7 +427,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
         if key.layer not in checkpoint.files:
             raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
         url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
-        async for piece in layer_at(url, key.layer, checkpoint.files[key.layer], self._reads).read(offset):
+        source = layer_at(url, key.layer, checkpoint.files[key.layer], self._reads, is_forwarded=True)
+        async for piece in source.read(offset):
             yield piece
 
     async def _of_origin(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:

@@ -188,3 +188,20 @@ async def test_a_thread_that_cannot_be_started_is_told_with_the_url(monkeypatch:
     with pytest.raises(RecoveryError, match=r"^moody://bucket/j/u: this node has no thread left"):
         await threads.run(URL, lambda _: 7)
     assert threads.num_hung == 0
+
+
+async def test_a_read_that_is_given_up_closes_its_file_in_a_thread() -> None:
+    """A file system that hangs in `close` would otherwise stop the event loop."""
+    closed_by = []
+
+    def read(_: Beat) -> Iterator[bytes]:
+        try:
+            yield b"first"
+            yield b"second"
+        finally:
+            closed_by.append(threading.current_thread())
+
+    async with contextlib.aclosing(FileThreads("reads").pieces(URL, read)) as pieces:
+        assert await anext(pieces) == b"first"
+    assert len(closed_by) == 1
+    assert closed_by[0] is not threading.main_thread()
