@@ -1,9 +1,10 @@
 """Commands about jobs that a cluster has."""
 
+import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,7 +44,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     jobs_app = add_group(app, "jobs", jobs, is_command=True)
     add(jobs_app, remove, name="rm")
-    add(app, status, watch, events, logs, pause, resume, cancel, export, trace)
+    add(app, status, watch, history, events, logs, pause, resume, cancel, export, trace)
 
 
 def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answer:
@@ -228,6 +229,54 @@ def events(job: JobName, where: Where, as_json: AsJson = False) -> Answer:
     if as_json:
         return as_json_text(records)
     return [f"{date_and_time(record.at)}  generation {record.generation}  {record.text}" for record in records]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """Which batches are shown, and how."""
+
+    from_batch: Annotated[int, typer.Option("--from", metavar="B", min=0)] = 0
+    """First batch that is shown."""
+    every: Annotated[int, typer.Option(min=1)] = 1
+    """Show the batches that this number divides, and those with a held-out loss."""
+    as_csv: Annotated[bool, typer.Option("--csv")] = False
+    """Print comma-separated values, with a line of titles."""
+    as_json: Annotated[bool, typer.Option("--json")] = False
+    """Print JSON, one object a line, as in metrics.jsonl."""
+
+
+def history(job: JobName, options: HistoryOptions, where: Where) -> Answer:
+    """Show each batch of a job from its beginning: loss, held-out loss, learning rate, tokens/s, plan.
+
+    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
+
+    \b
+    headway history my-job --every 100
+    headway history my-job --csv > losses.csv
+    """
+    from headway.daemon.client.job_watch import read_history
+    from headway.daemon.reports.metrics_file import HistoryRow
+
+    found = where.run(lambda session: read_history(session, job, from_batch=options.from_batch))
+    rows = [row for row in found if row.batch % options.every == 0 or row.eval_loss is not None]
+    if options.as_json:
+        return [json.dumps(row.as_dict()) for row in rows]
+    titles = ("batch", "loss", "held-out", "rate", "tokens/s", "generation")
+    texts = [
+        (
+            str(row.batch),
+            f"{row.loss:.4f}",
+            "" if row.eval_loss is None else f"{row.eval_loss:.4f}",
+            f"{row.learning_rate:.3g}",
+            f"{row.tokens / row.seconds:.0f}" if row.seconds else "",
+            str(row.generation),
+        )
+        for row in rows
+    ]
+    if options.as_csv:
+        names = [each.name for each in fields(HistoryRow)]
+        return [",".join(names), *(",".join(str(row.as_dict().get(name, "")) for name in names) for row in rows)]
+    return table(titles, texts) if texts else [f"no batch of {job} is restorable yet; `headway watch {job}` shows it"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +17,13 @@ from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.boundaries import lineage_of, restorable
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
-from headway.daemon.reports.metrics_file import MetricsFile
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError, UnavailableError
 
+PAST_TIMEOUT_S: Final = 3.0
+"""Wait at most so long for the past of a job before its present is shown."""
 OnView = Callable[[ClusterView, JobView], Awaitable[None]]
 
 
@@ -36,6 +40,9 @@ async def follow_job(
     the job does not exist or is removed while it is watched.
     """
     history = LossHistory()
+    with suppress(PeerError, RecoveryError, ConfigError, TimeoutError):  # without its past the picture begins now
+        async with asyncio.timeout(PAST_TIMEOUT_S):
+            history.add([(row.batch, row.loss) for row in await read_history(session, name)])
     views = session.follow()
     try:
         async for view in views:
@@ -146,7 +153,7 @@ class JournalCopy:
                     view = await self._session.view()
                     for name in sorted(view.nodes):
                         try:
-                            await self._copy_from(view.nodes[name].endpoint)
+                            await self._copy_from(view, view.nodes[name].endpoint)
                         except (PeerError, RecoveryError) as error:
                             reason = str(error)
                     if self.file.last_batch < num_batches - 1:
@@ -159,20 +166,51 @@ class JournalCopy:
 
     async def copy(self, view: ClusterView) -> int:
         """Append the batches that the file lacks; return their number. Raises UnavailableError."""
-        return await first_answer((view.nodes[name].endpoint for name in sorted(view.nodes)), self._copy_from)
+        return await first_answer(_endpoints(view), partial(self._copy_from, view))
 
-    async def _copy_from(self, endpoint: NodeEndpoint) -> int:
+    async def _copy_from(self, view: ClusterView, endpoint: NodeEndpoint) -> int:
         before = self.file.last_batch
-        async for entry in self._client.journal(endpoint, self._job, from_batch=before + 1):
-            self.file.append(
-                batch=entry.batch,
-                loss=entry.loss,
-                tokens=entry.tokens,
-                seconds=entry.seconds,
-                generation=entry.generation,
-                eval_loss=entry.eval_loss if entry.HasField("eval_loss") else None,
-            )
+        async for row in _rows(self._client, endpoint, job_of(view, self._job), from_batch=before + 1):
+            self.file.append(row)
         return self.file.last_batch - before
+
+
+async def read_history(session: ClusterSession, name: str, *, from_batch: int = 0) -> list[HistoryRow]:
+    """Return the rows of a job that no failure can undo any more, from a batch on; also of one that is over.
+
+    Raises ConfigError for an unknown job, UnavailableError when no node answers.
+    """
+    view = await session.view()
+    job = job_of(view, name)
+
+    async def asked(endpoint: NodeEndpoint) -> list[HistoryRow]:
+        return [row async for row in _rows(client, endpoint, job, from_batch=from_batch)]
+
+    async with node_client(session.identity) as client:
+        return await first_answer(_endpoints(view), asked)
+
+
+async def _rows(
+    client: NodeClient, endpoint: NodeEndpoint, job: JobView, *, from_batch: int
+) -> AsyncIterator[HistoryRow]:
+    """Yield what a daemon knows of a job's journal. Raises PeerError, RecoveryError."""
+    if job.spec is None:
+        return
+    rate = rates(job.spec)
+    async for entry in client.journal(endpoint, job.name, from_batch=from_batch):
+        yield HistoryRow(
+            batch=entry.batch,
+            loss=entry.loss,
+            learning_rate=rate(entry.batch),
+            tokens=entry.tokens,
+            seconds=entry.seconds,
+            generation=entry.generation,
+            eval_loss=entry.eval_loss if entry.HasField("eval_loss") else None,
+        )
+
+
+def _endpoints(view: ClusterView) -> list[NodeEndpoint]:
+    return [view.nodes[name].endpoint for name in sorted(view.nodes)]
 
 
 async def read_logs(

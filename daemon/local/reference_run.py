@@ -30,7 +30,7 @@ from headway.daemon.node.hardware import find_devices
 from headway.daemon.plan.cluster_plan import size
 from headway.daemon.plan.devices import cuda_reserve
 from headway.daemon.plan.layer_costs import layer_costs
-from headway.daemon.reports.metrics_file import MetricsFile
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
@@ -90,12 +90,12 @@ def run_reference(
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
-    carried, num_done = carried_of(spec), 0
+    carried, num_done, rate = carried_of(spec), 0, rates(spec)
 
     def on_batch(result: BatchResult) -> None:
         nonlocal num_done
         num_done = result.batch + 1
-        metrics.append(**asdict(result), generation=0)
+        metrics.append(HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0))
         if progress is not None:
             progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
             progress.flush()

@@ -1,21 +1,49 @@
-"""`metrics.jsonl`: one line a batch, each batch once, in order, over any number of runs.
+"""The history of a job: a row a batch. `metrics.jsonl` has each row once, in order, over any number of runs.
 
-Batches whose rows are lost, because somebody deleted a journal part, have no line.
+Batches whose rows are lost, because somebody deleted a journal part, have none.
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.jobs.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow:
+    """What is known of a batch."""
+
+    batch: int
+    loss: float
+    """Nats per token, mean of its microbatches."""
+    learning_rate: float
+    """Of `[optim.matrices]`, in the batch's update."""
+    tokens: int
+    seconds: float
+    """Wall clock since the batch before, on the last stage."""
+    generation: int
+    """Number of the plan that computed it; 0: the reference."""
+    eval_loss: float | None = None
+    """Nats per token of held-out text, on the weights that the batch was computed on; None: no evaluation."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Return what is known, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def rates(spec: JobSpec) -> Callable[[int], float]:
+    """Return the learning rate of `[optim.matrices]` by batch."""
+    factor = spec.optim.rate_factors(spec.train.batches)
+    return lambda batch: spec.optim.matrices.lr * factor(batch)
 
 
 class MetricsFile:
-    """Appends lines `{"batch", "loss", "tokens", "seconds", "generation"}`. A context manager.
-
-    A batch that begins with an evaluation also has `eval_loss`: nats per token of held-out text, on the weights that
-    the batch was computed on.
+    """Appends the rows as JSON, one a line. A context manager.
 
     Python writes a float as the shortest text that reads back to equal bits, so losses can be compared exactly.
     """
@@ -33,25 +61,13 @@ class MetricsFile:
         self._stream = path.open("ab")
         self._stream.truncate(length)
 
-    def append(
-        self,
-        *,
-        batch: int,
-        loss: float,
-        tokens: int,
-        seconds: float,
-        generation: int,
-        eval_loss: float | None = None,
-    ) -> None:
+    def append(self, row: HistoryRow) -> None:
         """Write a batch and flush. A batch that is already in the file is skipped."""
-        if batch <= self.last_batch:
+        if row.batch <= self.last_batch:
             return
-        line = {"batch": batch, "loss": loss, "tokens": tokens, "seconds": seconds, "generation": generation}
-        if eval_loss is not None:
-            line["eval_loss"] = eval_loss
-        self._stream.write(json.dumps(line).encode() + b"\n")
+        self._stream.write(json.dumps(row.as_dict()).encode() + b"\n")
         self._stream.flush()
-        self.last_batch = batch
+        self.last_batch = row.batch
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,10 @@ def test_damaged_checkpoints_are_set_aside_and_the_one_before_gives_the_referenc
     assert program.run("export", "tiny", "--out", "piped")[0] == 0
     assert program.run("reference", str(job), "--out", "plain")[0] == 0
     assert_same_weights(program.folder)
+    plain = map(json.loads, (program.folder / "plain" / "metrics.jsonl").read_text().splitlines())
+    told = map(json.loads, program.run("history", "tiny", "--json")[1].splitlines())
+    every_digit = itemgetter("batch", "loss", "learning_rate")
+    assert list(map(every_digit, told)) == list(map(every_digit, plain))
 
 
 @pytest.mark.slow

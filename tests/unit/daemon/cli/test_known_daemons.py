@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, job_requests
 from headway.daemon.client.cluster_access import ClusterSession, known, remember
 from headway.daemon.client.job_requests import DaemonStatus
-from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
+from headway.daemon.client.job_watch import JournalCopy, read_history, wait_for_phase
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Desired, DesiredRecord, Phase, PhaseRecord
@@ -28,6 +29,7 @@ from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.net.join_client import Joined
 from headway.daemon.net.join_token import JoinAnswer, JoinToken, write_token
 from headway.daemon.node.service import status_reply
+from headway.daemon.reports.metrics_file import rates
 from headway.proto.control_pb2 import JournalEntry
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -164,6 +166,20 @@ async def copied(tmp_path: Path, num_batches: int, *, timeout_s: float = 5.0, **
     finally:
         await copy.close()
     return [json.loads(line)["batch"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+async def test_the_past_of_a_job_is_what_any_daemon_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first does not answer, the second has 24 batches; their rates are those of the job's schedule."""
+
+    @asynccontextmanager
+    async def daemons(identity: object) -> AsyncIterator[Daemons]:
+        yield Daemons(a=[-1], b=[24])
+
+    monkeypatch.setattr("headway.daemon.client.job_watch.node_client", daemons)
+    told = await read_history(cast(ClusterSession, Session()), "demo", from_batch=20)
+    spec = cluster_view().jobs["demo"].spec
+    assert spec is not None
+    assert [(row.batch, row.learning_rate) for row in told] == [(b, rates(spec)(b)) for b in range(20, 24)]
 
 
 async def test_a_daemon_that_lags_does_not_end_the_copy(tmp_path: Path) -> None:

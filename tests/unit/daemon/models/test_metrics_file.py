@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.reports.metrics_file import MetricsFile
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile
 
 
 def append(metrics: MetricsFile, batch: int, loss: float = 1.0) -> None:
-    metrics.append(batch=batch, loss=loss, tokens=64, seconds=0.5, generation=2)
+    metrics.append(HistoryRow(batch=batch, loss=loss, learning_rate=0.5, tokens=64, seconds=0.5, generation=2))
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -25,7 +25,14 @@ def test_losses_read_back_to_the_last_bit(tmp_path: Path) -> None:
             append(metrics, batch, loss)
     found = lines(tmp_path / "out" / "metrics.jsonl")
     assert [line["loss"] for line in found] == losses
-    assert found[0] == {"batch": 0, "loss": 0.1 + 0.2, "tokens": 64, "seconds": 0.5, "generation": 2}
+    assert found[0] == {
+        "batch": 0,
+        "loss": 0.1 + 0.2,
+        "learning_rate": 0.5,
+        "tokens": 64,
+        "seconds": 0.5,
+        "generation": 2,
+    }
 
 
 def test_a_resumed_file_takes_each_batch_once(tmp_path: Path) -> None:
