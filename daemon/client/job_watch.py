@@ -39,14 +39,13 @@ async def follow_job(
     on_view is awaited with every state of the cluster, including the last, before it is shown. Raises ConfigError when
     the job does not exist or is removed while it is watched.
     """
-    history = LossHistory()
-    with suppress(PeerError, RecoveryError, ConfigError, TimeoutError):  # without its past the picture begins now
-        async with asyncio.timeout(PAST_TIMEOUT_S):
-            history.add([(row.batch, row.loss) for row in await read_history(session, name)])
+    history: LossHistory | None = None
     views = session.follow()
     try:
         async for view in views:
             job = job_of(view, name)
+            if history is None:
+                history = LossHistory(dict(await _past(session, view, name)))
             if on_view is not None:
                 await on_view(view, job)
             if (shown := snapshot(view, name, history)) is not None:
@@ -56,6 +55,14 @@ async def follow_job(
     finally:
         await views.aclose()
     raise AssertionError("a cluster is followed for ever")
+
+
+async def _past(session: ClusterSession, view: ClusterView, name: str) -> list[tuple[int, float]]:
+    """Return (batch, loss) of a job from its beginning; none if nobody tells them soon: then its picture begins now."""
+    with suppress(PeerError, RecoveryError, ConfigError, TimeoutError):
+        async with asyncio.timeout(PAST_TIMEOUT_S):
+            return [(row.batch, row.loss) for row in await history_in(session, view, name)]
+    return []
 
 
 async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[Phase], *, timeout_s: float) -> JobView:
@@ -180,7 +187,11 @@ async def read_history(session: ClusterSession, name: str, *, from_batch: int = 
 
     Raises ConfigError for an unknown job, UnavailableError when no node answers.
     """
-    view = await session.view()
+    return await history_in(session, await session.view(), name, from_batch=from_batch)
+
+
+async def history_in(session: ClusterSession, view: ClusterView, name: str, *, from_batch: int = 0) -> list[HistoryRow]:
+    """Return the same, by a view."""
     job = job_of(view, name)
 
     async def asked(endpoint: NodeEndpoint) -> list[HistoryRow]:
