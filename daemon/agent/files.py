@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import structlog
@@ -86,8 +87,8 @@ class StateKeeper:
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self._copying = asyncio.Semaphore(NUM_AT_ONCE)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
-        self._reading: dict[str, asyncio.Semaphore] = {}
-        """Turns of the files that are read from each file system."""
+        self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Turns of the files that are read from each file system, while any is."""
         self.reads = OriginReads()
         self.durable: set[StateKey] = set()
         """Held files that are also in the checkpoint folder."""

@@ -241,11 +241,9 @@ class HistoryOptions:
     """Show the batches that this number divides, and those with a held-out loss."""
     as_csv: Annotated[bool, typer.Option("--csv")] = False
     """Print comma-separated values, with a line of titles."""
-    as_json: Annotated[bool, typer.Option("--json")] = False
-    """Print JSON, one object a line, as in metrics.jsonl."""
 
 
-def history(job: JobName, options: HistoryOptions, where: Where) -> Answer:
+def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> Answer:
     """Show each batch of a job from its beginning: loss, held-out loss, learning rate, tokens/s, plan.
 
     Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
@@ -259,8 +257,12 @@ def history(job: JobName, options: HistoryOptions, where: Where) -> Answer:
 
     found = where.run(lambda session: read_history(session, job, from_batch=options.from_batch))
     rows = [row for row in found if row.batch % options.every == 0 or row.eval_loss is not None]
-    if options.as_json:
+    if as_json:
         return [json.dumps(row.as_dict()) for row in rows]
+    if options.as_csv:
+        names = [each.name for each in fields(HistoryRow)]
+        known = [row.as_dict() for row in rows]
+        return [",".join(names), *(",".join(str(each.get(name, "")) for name in names) for each in known)]
     titles = ("batch", "loss", "held-out", "rate", "tokens/s", "generation")
     texts = [
         (
@@ -273,9 +275,6 @@ def history(job: JobName, options: HistoryOptions, where: Where) -> Answer:
         )
         for row in rows
     ]
-    if options.as_csv:
-        names = [each.name for each in fields(HistoryRow)]
-        return [",".join(names), *(",".join(str(row.as_dict().get(name, "")) for name in names) for row in rows)]
     return table(titles, texts) if texts else [f"no batch of {job} is restorable yet; `headway watch {job}` shows it"]
 
 

@@ -526,5 +526,5 @@ class EventRecord:
     """`jobs/<job>/events/<number>`: a sentence."""
 
     at: float
-    text: str = ""
+    text: str
     generation: int

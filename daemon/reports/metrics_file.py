@@ -37,7 +37,9 @@ class HistoryRow:
 
 
 def rates(spec: JobSpec) -> Callable[[int], float]:
-    """Return the learning rate of `[optim.matrices]` by batch."""
+    """Return the learning rate of `[optim.matrices]` by batch, by this job's schedule: also of batches before it began,
+    which a job before it has computed.
+    """
     factor = spec.optim.rate_factors(spec.train.batches)
     return lambda batch: spec.optim.matrices.lr * factor(batch)
 
