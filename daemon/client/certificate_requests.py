@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from headway.daemon.base.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.client.cluster_access import ClusterSession, first_answer, names_of, node_client
+from headway.daemon.client.cluster_access import NO_DAEMON, ClusterSession, first_answer, names_of, node_client
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.cluster.cluster_records import RevokedRecord
 from headway.daemon.cluster.format import encode
@@ -136,9 +136,10 @@ async def invite(
     """
     if session.identity is None:
         raise ConfigError("an operator's certificate is needed", "--certs")
-    signers = sorted(
-        (node for node in (await session.view()).nodes.values() if node.has_authority), key=lambda node: node.name
-    )
+    nodes = (await session.view()).nodes.values()
+    if not nodes:
+        raise ConfigError(NO_DAEMON, "invite")
+    signers = sorted((node for node in nodes if node.has_authority), key=lambda node: node.name)
     if not signers:
         what = "no daemon has the authority: set `authority` in the settings of one, or use `headway certs`"
         raise ConfigError(what, "invite")

@@ -71,6 +71,7 @@ DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
 RESUME_PAUSE_S = 0.1
 MAX_ATTEMPTS = 5
+NO_DAEMON: Final = "no daemon is in the cluster yet; if one was started, its log says why"
 
 ResultT = TypeVar("ResultT")
 

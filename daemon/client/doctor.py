@@ -16,7 +16,7 @@ from headway.daemon.base.addresses import split_address
 from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.base.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession, node_client
+from headway.daemon.client.cluster_access import NO_DAEMON, ClusterAddress, ClusterSession, node_client
 from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, Finding, Outcome, advice_on, outcome_of, plain
 from headway.daemon.cluster.binary import BINARY_VARIABLE, binary_release, find_etcd_binary, remark
 from headway.daemon.cluster.measurements import Port
@@ -205,7 +205,8 @@ async def _examined(address: ClusterAddress) -> list[Finding]:
         return [replace(away, what="cluster", found=f"{away.what}: {away.found}"), *await _members(address)]
     leader = view.leader.node if view.leader else "nobody"
     found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
-    advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
+    no_daemon = "" if view.nodes else NO_DAEMON
+    advice = "; ".join(filter(None, (no_daemon, remark(status.version), address.certificate_end())))
     cluster = Finding(what="cluster", is_fine=True, found=f"{found}; {plain_sites(view)}", advice=advice)
     if full:
         cluster = Finding(what="cluster", is_fine=False, found=full)

@@ -12,17 +12,19 @@ from headway.daemon.base.errors import ConfigError
 
 BINARY_VARIABLE = "HEADWAY_ETCD_BINARY"
 VERSION_TIMEOUT_S = 10.0
-OLDEST = (3, 5, 3)
-"""Older releases may lose acknowledged writes when they are killed (etcd's announcement of March 2022)."""
+FAULTY, MENDED = (3, 5, 0), (3, 5, 3)
+"""Releases from FAULTY on, before MENDED, may lose acknowledged writes when they are killed: etcd's issue 13766."""
 
 
 def remark(version: str) -> str:
-    """Return a remark for people if a release, as etcd reports it, is older than OLDEST; an unreadable one is not."""
+    """Return a remark for people if a release, as etcd reports it, is a faulty one; an unreadable one is not."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found is None or tuple(map(int, found.groups())) >= OLDEST:
+    if found is None or not FAULTY <= tuple(map(int, found.groups())) < MENDED:
         return ""
-    newer = ".".join(map(str, OLDEST))
-    return f"etcd {version} may lose acknowledged writes when it is killed: for several machines run {newer} or newer"
+    return (
+        f"etcd {version} may lose acknowledged writes when it is killed: for several machines run "
+        f"{'.'.join(map(str, MENDED))} or newer, or Debian's 3.4"
+    )
 
 
 def binary_release(binary: Path) -> str:

@@ -270,7 +270,7 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=machine.password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         if told := remark((await etcd.status()).version):
-            log.warning("etcd_is_old", advice=told)
+            log.warning("etcd_is_faulty", advice=told)
         cluster = ClusterWatch(etcd, view=ClusterView(), chooses_relays=bool(config.relay))
         cluster.leads = lambda: False  # until it stands for leader
         # Only etcd's final refusal ends the watch; an outage is retried inside.

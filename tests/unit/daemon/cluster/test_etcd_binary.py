@@ -60,9 +60,9 @@ def test_a_named_binary_that_is_not_there_is_not_replaced_by_another(tmp_path: P
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [("3.4.23", True), ("3.5.2", True), ("3.5.3", False), ("3.6.0", False), ("", False)],
+    [("3.4.23", False), ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.6.0", False), ("", False)],
 )
-def test_an_old_etcd_is_told_of(version: str, expected: bool) -> None:
+def test_an_etcd_that_loses_writes_is_told_of(version: str, expected: bool) -> None:
     """A version that says nothing is not guessed at."""
     assert bool(remark(version)) is expected
 
