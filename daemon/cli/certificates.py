@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from headway.daemon.base.terminal import table
-from headway.daemon.cli.options import Answer, AsJson, Where, add, as_json_text
+from headway.daemon.cli.options import (
+    Answer,
+    AsJson,
+    CommandGroup,
+    Commands,
+    Panel,
+    Where,
+    add,
+    add_group,
+    as_json_text,
+)
 
 if TYPE_CHECKING:
     from headway.daemon.client.certificate_requests import KnownCertificate
@@ -20,7 +29,7 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and p
 REPLACED = "; the key and certificate that were there are replaced"
 
 
-class _Certificates(TyperGroup):
+class _Certificates(CommandGroup):
     """`headway certs DIR NAME…` means `headway certs make DIR NAME…`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -28,15 +37,13 @@ class _Certificates(TyperGroup):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["make", *args])
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    add(app, invite, join)
-    group = typer.Typer(no_args_is_help=True, cls=_Certificates)
-    group.callback()(_certs)
+    group = add_group(app, "certs", _certs, panel=Panel.SET_UP, kind=_Certificates)
     add(group, make, rotate, renew)
     add(group, list_known, name="list")
     add(group, revoke, restore)
-    app.add_typer(group, name="certs")
+    add(app, invite, join, panel=Panel.SET_UP)
 
 
 def _certs() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.daemon.base.terminal import table
-from headway.daemon.cli.options import AsJson, Where, add, as_json_text, say
+from headway.daemon.cli.options import AsJson, Commands, Panel, Where, add, as_json_text, say
 from headway.daemon.local.fault_schedule import (
     DEFAULT_KINDS,
     FaultKind,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 EXIT_NOT_HELD = 4
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the command."""
-    add(app, chaos)
+    add(app, chaos, panel=Panel.CLUSTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

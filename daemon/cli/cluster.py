@@ -14,11 +14,14 @@ from headway.daemon.base.terminal import table
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
+    Commands,
     EtcdBinary,
+    Panel,
     Where,
     add,
     add_group,
     as_json_text,
+    command_of,
     say,
     settings_options,
 )
@@ -32,15 +35,16 @@ ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's sett
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    app.command("daemon")(_daemon_with_options())
-    add(app, relay, drain, doctor, install, uninstall)
-    add(add_group(app, "nodes", nodes, is_command=True), release)
-    add(add_group(app, "config", _config), config_show, name="show")
-    shares_app = add_group(app, "shares", shares, is_command=True)
+    add(add_group(app, "nodes", nodes, panel=Panel.LOOK, is_command=True), release)
+    add(app, drain, panel=Panel.CLUSTER)
+    shares_app = add_group(app, "shares", shares, panel=Panel.CLUSTER, is_command=True)
     add(shares_app, set_share, name="set")
     add(shares_app, times)
+    app.add("daemon", lambda: command_of("daemon", _daemon_with_options(), Panel.SET_UP))
+    add(add_group(app, "config", _config, panel=Panel.SET_UP), config_show, name="show")
+    add(app, install, uninstall, relay, doctor, panel=Panel.SET_UP)
 
 
 def _daemon_with_options() -> Any:

@@ -9,7 +9,9 @@ import typer
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
+    Commands,
     OutDir,
+    Panel,
     Where,
     add,
     add_group,
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from headway.daemon.text.shown_row import ShownRow
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    add(add_group(app, "data", _data), prepare, show, send)
+    add(add_group(app, "data", _data, panel=Panel.SET_UP), prepare, show, send)
 
 
 def _data() -> None:

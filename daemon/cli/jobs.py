@@ -16,8 +16,10 @@ from headway.daemon.cli.options import (
     Answer,
     AsJson,
     AsJsonLines,
+    Commands,
     JobName,
     OutDir,
+    Panel,
     Where,
     add,
     add_group,
@@ -40,11 +42,11 @@ NO_JOBS = "no jobs; `headway submit JOB.toml` makes one"
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job has reached its new phase.")]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    jobs_app = add_group(app, "jobs", jobs, is_command=True)
-    add(jobs_app, remove, name="rm")
-    add(app, status, watch, history, events, logs, pause, resume, cancel, export, trace)
+    add(add_group(app, "jobs", jobs, panel=Panel.LOOK, is_command=True), remove, name="rm")
+    add(app, status, watch, history, events, logs, trace, panel=Panel.LOOK)
+    add(app, pause, resume, cancel, export, panel=Panel.JOB)
 
 
 def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.cli.options import Answer, AsJsonLines, EtcdBinary, JobFile, Link, OutDir, add, say
+from headway.daemon.cli.options import Answer, AsJsonLines, Commands, EtcdBinary, JobFile, Link, OutDir, Panel, add, say
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,9 +22,9 @@ StateDir = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    add(app, demo, run, up, reference)
+    add(app, demo, run, up, reference, panel=Panel.HERE)
 
 
 def demo(

@@ -7,16 +7,18 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from enum import StrEnum
+from functools import cache, partial, wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
@@ -95,18 +97,104 @@ class Where:
         return asyncio.run(run())
 
 
-def add(app: typer.Typer, *commands: Callable[..., Answer], name: str | None = None) -> None:
-    """Add commands, each under its own name, or one under another."""
-    for command in commands:
-        app.command(name)(_runnable(command))
+class Panel(StrEnum):
+    """The groups of commands in `headway --help`, in its order and under the titles of docs/commands.md."""
+
+    HERE = "on this machine"
+    LOOK = "look at a cluster"
+    JOB = "act on a job"
+    CLUSTER = "act on a cluster"
+    SET_UP = "set up"
 
 
-def add_group(app: typer.Typer, name: str, main: Callable[..., Answer], *, is_command: bool = False) -> typer.Typer:
-    """Add a group of commands. is_command: `main` does something when no command follows its name."""
-    group = typer.Typer(invoke_without_command=is_command, no_args_is_help=not is_command)
-    group.callback()(_runnable(main))
-    app.add_typer(group, name=name)
+class Commands(Mapping[str, Any]):
+    """Commands of the program or of a group, by name, each made when it is asked for.
+
+    To make one reads the source of its options, and to make all of them takes longer than most commands run.
+    """
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Callable[[], Any]] = {}
+
+    def add(self, name: str, maker: Callable[[], Any]) -> None:
+        """Add a command under a name; `maker` is called at most once."""
+        self._makers[name] = cache(maker)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._makers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+class CommandGroup(TyperGroup):
+    """A group whose help lists its commands panel by panel."""
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        """Write a section for each panel; commands of no panel come first."""
+        found: dict[str, Any] = {name: command for name, command in self.commands.items() if not command.hidden}
+        width = formatter.width - 6 - max(map(len, found), default=0)
+        for panel in ("", *Panel):
+            of_panel = [name for name, command in found.items() if (command.rich_help_panel or "") == panel]
+            if of_panel:
+                with formatter.section(panel.capitalize() or "Commands"):
+                    formatter.write_dl([(name, found[name].get_short_help_str(width)) for name in of_panel])
+
+
+def add(
+    commands: Commands, *functions: Callable[..., Answer], name: str | None = None, panel: Panel | None = None
+) -> None:
+    """Add commands, each under its own name, or one under another. panel: where `headway --help` lists them."""
+    for function in functions:
+        own = name or function.__name__.replace("_", "-")
+        commands.add(own, partial(command_of, own, function, panel))
+
+
+def add_group(
+    commands: Commands,
+    name: str,
+    main: Callable[..., Answer],
+    *,
+    panel: Panel | None = None,
+    is_command: bool = False,
+    kind: type[TyperGroup] = CommandGroup,
+) -> Commands:
+    """Add a group of commands, and return what its commands are added to.
+
+    is_command: `main` does something when no command follows its name.
+    """
+    members = Commands()
+    settings = {"cls": kind, "invoke_without_command": is_command, "no_args_is_help": not is_command}
+    commands.add(name, lambda: group_of(name, main, members, panel, **settings))
+    return members
+
+
+def group_of(
+    name: str, main: Callable[..., Answer], members: Commands, panel: Panel | None = None, **settings: Any
+) -> Any:
+    """Return a group as typer runs it. settings: of typer.Typer."""
+    app = _app(**{"cls": CommandGroup} | settings)
+    app.callback()(_runnable(main))
+    group: Any = typer.main.get_command(app)
+    group.name, group.commands, group.rich_help_panel = name, members, panel
     return group
+
+
+def command_of(name: str, function: Callable[..., Answer], panel: Panel | None) -> Any:
+    """Return a command as typer runs it."""
+    app = _app()
+    app.command(name, rich_help_panel=panel)(_runnable(function))
+    return typer.main.get_command(app)
+
+
+def _app(**settings: Any) -> typer.Typer:
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **{"add_completion": False} | settings)
 
 
 def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:

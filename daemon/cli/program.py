@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from headway.daemon.base.errors import (
 )
 from headway.daemon.base.terminal import printable_streams
 from headway.daemon.cli import certificates, chaos, cluster, data, jobs, local, submission
+from headway.daemon.cli.options import Commands, group_of
 from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
 
@@ -28,15 +29,6 @@ EXIT_INTERRUPTED = 130
 _ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """click's base class of usage errors; its place depends on the version of typer."""
 
-app = typer.Typer(
-    name="headway",
-    help="Train one model as a pipeline across machines that differ, come and go.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
@@ -44,7 +36,6 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -61,8 +52,13 @@ def _root(
     """
 
 
-for module in (local, submission, jobs, cluster, certificates, chaos, data):
-    module.register(app)
+def program() -> Any:
+    """Return the program as typer runs it."""
+    commands = Commands()
+    for module in (local, jobs, submission, cluster, certificates, chaos, data):
+        module.register(commands)
+    context = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    return group_of("headway", _root, commands, no_args_is_help=True, add_completion=True, context_settings=context)
 
 
 def run(arguments: list[str]) -> int:
@@ -73,7 +69,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        result = typer.main.get_command(app).main(arguments, prog_name="headway", standalone_mode=False)
+        result = program().main(arguments, prog_name="headway", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Exit as exit_:
         return exit_.exit_code

@@ -13,9 +13,11 @@ from headway.daemon.cli.options import (
     JOB_FILE_HELP,
     Answer,
     AsJson,
+    Commands,
     JobFile,
     JobName,
     Link,
+    Panel,
     Where,
     add,
     as_json_text,
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from headway.daemon.plan.connections import LinkAssumptions
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands."""
-    add(app, submit, plan, checkpoints)
+    add(app, checkpoints, plan, panel=Panel.LOOK)
+    add(app, submit, panel=Panel.JOB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

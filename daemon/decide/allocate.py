@@ -1,4 +1,4 @@
-"""Allocates devices to jobs, by priority, share and turn; and the order in which jobs wait. Pure.
+"""Allocates devices to jobs, by priority, share and turn. Pure.
 
 `deal` says which devices each job is owed. Devices are dealt in rounds. In each, the next user is the one with the
 fewest devices so far for the weight of the share; among equals, the one with less recent use. A job first gets its
@@ -30,7 +30,7 @@ from headway.daemon.cluster.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import IN_FORCE, JobView
 from headway.daemon.decide.plans import Outcome, PlanMissingError, Purpose
-from headway.daemon.decide.usage import per_share, weight
+from headway.daemon.decide.usage import EQUAL_WITHIN, per_share, weight
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, devices
 from headway.daemon.plan.plan_question import usable_devices
 from headway.daemon.plan.rebalance import judge
@@ -38,8 +38,6 @@ from headway.daemon.plan.rebalance import judge
 if TYPE_CHECKING:
     from headway.daemon.decide.situation import JobSituation
 
-EQUAL_WITHIN: Final = 0.1
-"""Fraction of a time slice. Users whose use differs by less count as equal; their jobs go first in, first out."""
 STARTS_WORTH: Final = 5.0
 """A job keeps its devices for this multiple of its start time, if that is longer than a time slice."""
 UNLIMITED: Final = 10**6
@@ -478,35 +476,3 @@ def _held(job: JobView) -> frozenset[DeviceKey] | None:
             return None
         case _:
             return devices(job.next or job.plan)
-
-
-def in_queue_order(jobs: Iterable[JobView], view: ClusterView, *, now: float) -> list[JobView]:
-    """Return the jobs in order, the next one first. now: by the clock that the view was fed with."""
-    used, equal_s = view.usage.read_out(now), max(view.shares.slice_s * EQUAL_WITHIN, 1e-9)
-
-    def key(job: JobView) -> tuple[int, int, int]:
-        return -job.priority, int(per_share(used, job.user, view.shares) // equal_s), job.spec_revision
-
-    return sorted(jobs, key=key)
-
-
-def in_turn(view: ClusterView, *, now: float) -> list[JobView]:
-    """Return all jobs in the order of decisions: those that recover, those that wait, then the others, first
-    in first.
-    """
-    jobs = view.jobs_in_order()
-    recovering = [job for job in jobs if job.phase.phase is Phase.RECOVERING]
-    waiting = in_queue_order((job for job in jobs if job.phase.phase is Phase.QUEUED), view, now=now)
-    others = [job for job in jobs if job.phase.phase not in (Phase.RECOVERING, Phase.QUEUED)]
-    return [*recovering, *waiting, *others]
-
-
-def queue(view: ClusterView, *, now: float) -> list[JobView]:
-    """Return the jobs that wait for devices, the next one first."""
-    waiting = (job for job in view.jobs.values() if job.submission is not None and is_queued(job))
-    return in_queue_order(waiting, view, now=now)
-
-
-def is_queued(job: JobView) -> bool:
-    """Return whether the job wants to start and has not."""
-    return job.phase.phase is Phase.QUEUED and job.desired.state is Desired.RUNNING

@@ -16,13 +16,14 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import TERMINAL_PHASES, DeviceKey, Phase
 from headway.daemon.decide import actions
 from headway.daemon.decide import conditions as when
-from headway.daemon.decide.allocate import NOTHING, Allocation, allocate, in_turn, is_queued
+from headway.daemon.decide.allocate import NOTHING, Allocation, allocate
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.commands import BrokenJob, Command, Decision, Transaction, move
 from headway.daemon.decide.deadlines import LEASE_TTL_S
 from headway.daemon.decide.plans import PlanMissingError, Plans, PlansAtOnce, urgency
 from headway.daemon.decide.quarantine import QUARANTINE_AFTER
 from headway.daemon.decide.situation import JobSituation
+from headway.daemon.decide.waiting import in_turn, is_queued
 from headway.daemon.plan.cluster_plan import ClusterPlan, devices
 
 

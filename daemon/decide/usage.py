@@ -16,6 +16,8 @@ MAX_USERS: Final = 1000
 """Maximum number of users in the record: those with the largest use. Others count as newcomers."""
 WORTH_REMEMBERING_S: Final = 1.0
 """A user with fewer device-seconds than this is forgotten."""
+EQUAL_WITHIN: Final = 0.1
+"""Fraction of a time slice. Users whose use differs by less count as equal; their jobs go first in, first out."""
 LEAST_WEIGHT: Final = 0.01
 MOST_WEIGHT: Final = 1000.0
 LEAST_SLICE_S: Final = 1.0

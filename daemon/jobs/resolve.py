@@ -25,7 +25,6 @@ from headway.daemon.jobs.data_choices import (
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
-from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.source_choice import mixture_sha256
 
 if TYPE_CHECKING:
@@ -145,6 +144,8 @@ def _named_data(data: DataSpec, found: "Sequence[tuple[str, ShardIndex]]", job_f
 
 def has_data_here(spec: JobSpec, job_file: Path) -> bool:
     """Return whether the job's folders of data are on this machine. The built-in data always is."""
+    from headway.stages.data.shard_index import INDEX_NAME
+
     folders = [part.source for part in spec.data.parts if part.source != BUILT_IN_SOURCE and not is_url(part.source)]
     try:
         return all((job_file.parent / Path(source).expanduser() / INDEX_NAME).exists() for source in folders)

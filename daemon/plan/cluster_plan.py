@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headway.daemon.cluster.records import DeviceKey, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.plan.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
-from headway.daemon.plan.predicted_time import Distance
-from headway.daemon.plan.stage_costs import SecondsParts
-from headway.daemon.plan.stage_memory import MemoryParts
+
+if TYPE_CHECKING:  # a reader of a plan need not load what made it
+    from headway.daemon.plan.predicted_time import Distance
+    from headway.daemon.plan.stage_costs import SecondsParts
+    from headway.daemon.plan.stage_memory import MemoryParts
 
 _COMPUTED_AGAIN: Final = {
     "attention": ", attention computed again",
@@ -41,9 +43,9 @@ class StageEstimate:
     demand: float
     """Factor in `device_bytes` by which the job's measured peaks exceed the estimate."""
     num_parameters: int
-    memory: MemoryParts
+    memory: "MemoryParts"
     """What `device_bytes` consists of."""
-    seconds: SecondsParts
+    seconds: "SecondsParts"
     """What `batch_seconds` consists of."""
 
 
@@ -57,7 +59,7 @@ class ClusterPlan:
     estimates: tuple[StageEstimate, ...]
     """Estimates, one for each worker."""
     connections: tuple[ConnectionEstimate, ...]
-    distance: Distance
+    distance: "Distance"
     """Estimate of whether the microbatches in flight hide the links."""
     schedule: str
     is_exact: bool

@@ -12,10 +12,10 @@ from headway.daemon.cluster.records import (
     WorkerState,
     job_ailment,
 )
-from headway.daemon.decide.allocate import queue
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.failures import awaited_pair
 from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.waiting import queue
 from headway.daemon.jobs.data_choices import epoch_of
 from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.plan.cluster_plan import worker_name

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
-
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.cli.program import app
+from headway.daemon.cli.program import program
 from headway.daemon.client.preview import PlanPreview
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.job import JobSpec
@@ -21,7 +19,7 @@ from headway.stages.spec import AdapterSpec
 
 def record() -> dict[str, str]:
     """Command, report or job, to its options, keys or sentence."""
-    commands = {f"command {name}": text for name, text in _commands(typer.main.get_command(app), ("headway",))}
+    commands = {f"command {name}": text for name, text in _commands(program(), ("headway",))}
     reports = {f"keys of {kind.__name__}": json.dumps(_keys(kind)) for kind in (JobReport, NodeRecord, PlanPreview)}
     return commands | reports | {f"job {text}": _sentence(text) for text in bad_jobs()}
 

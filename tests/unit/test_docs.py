@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from headway.daemon.cli.program import app
+from headway.daemon.cli.program import program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -91,7 +90,7 @@ def commands(page: Path) -> list[list[str]]:
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     """People copy them: a command or an option that was renamed must not stay behind on a page."""
     for words in commands(page):
-        command: Any = typer.main.get_command(app)
+        command: Any = program()
         rest = [*words]
         while rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest.pop(0)]
@@ -101,6 +100,17 @@ def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
         told = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help", "--version"}
         assert not getattr(command, "commands", {}) or getattr(command, "invoke_without_command", False), words
         assert told <= known, f"headway {' '.join(words)}: {told - known}"
+
+
+def test_the_help_lists_commands_under_the_titles_of_the_page() -> None:
+    """`headway --help` has each command under the title of the first table of docs/commands.md that names it."""
+    panels: dict[str, str] = {}
+    for line in (ROOT / "docs/commands.md").read_text().splitlines():
+        if title := re.match(r"\| ([a-z ]+) \| \|$", line):
+            panel = title[1]
+        elif line.startswith("| `headway"):
+            panels = dict.fromkeys(re.findall(r"`headway (\w+)", line.split(" | ")[0]), panel) | panels
+    assert {name: command.rich_help_panel for name, command in program().commands.items()} == panels
 
 
 def test_the_readme_stays_short() -> None:

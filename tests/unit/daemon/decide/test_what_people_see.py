@@ -9,9 +9,9 @@ from headway.daemon.cluster.cluster_records import UsageRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Desired, Phase
-from headway.daemon.decide.allocate import queue
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.waiting import queue
 from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
