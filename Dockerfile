@@ -13,6 +13,7 @@ WORKDIR /src
 COPY constraints.txt ./
 RUN /opt/headway/bin/pip install -c constraints.txt --index-url "$TORCH_INDEX" torch
 COPY pyproject.toml README.md LICENSE ./
+COPY api api
 COPY daemon daemon
 COPY optim optim
 COPY proto proto

@@ -14,7 +14,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "systemd/README.md", *(ROOT / "docs").glob("*.md")]
 )
 LOG = ROOT / "docs/decisions.md"
-ROOMS = ("daemon", "stages", "optim", "proto", "tests", "bench")
+ROOMS = ("api", "daemon", "stages", "optim", "proto", "tests", "bench")
 MAX_README_LINES = 220
 MIN_SENTENCE_WORDS = 6
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
+    "api": {"api", "daemon", "stages", "optim"},
     "daemon": {"daemon", "stages", "optim", "proto"},
     "stages": {"stages"},
     "optim": {"optim"},
@@ -38,7 +39,7 @@ LONGEST_FUNCTION: Final = 60
 
 def source_files() -> tuple[str, ...]:
     """The product's modules and the benches, as paths from the root."""
-    tops = ("daemon", "stages", "optim", "bench")
+    tops = ("api", "daemon", "stages", "optim", "bench")
     return tuple(sorted(path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*.py")))
 
 
@@ -59,7 +60,8 @@ def own_imports(file: str) -> frozenset[str]:
     """Which other files of the product or the benches a file imports."""
     known = set(source_files())
     paths = {f"{name.removeprefix('headway.').replace('.', '/')}.py" for name in imported_modules(ROOT / file)}
-    return frozenset((paths | {f"bench/{path}" for path in paths}) & known - {file})
+    elsewhere = {f"{folder}/{path}" for path in paths for folder in ("api", "bench")}
+    return frozenset((paths | elsewhere) & known - {file})
 
 
 def folder_imports() -> dict[str, set[str]]:
@@ -103,8 +105,9 @@ def called_names(path: Path) -> set[str]:
 
 
 def headway_rooms(path: Path) -> set[str]:
-    """Which of daemon, stages, optim, proto a file imports from."""
-    return {name.split(".")[1] for name in imported_modules(path) if name.startswith("headway.")}
+    """Which of the rooms a file imports from; what lies in `headway` itself is of api/."""
+    parts = {name.split(".")[1] for name in imported_modules(path) if name.startswith("headway.")}
+    return {part if part in ALLOWED else "api" for part in parts}
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
@@ -184,10 +187,10 @@ def test_a_function_fits_a_screen() -> None:
 def test_every_folder_of_the_product_is_in_the_wheel() -> None:
     """A folder that pyproject.toml does not name is missing where people install it; a name without one ends pip."""
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    tops = ("daemon", "optim", "proto", "stages")
+    tops = ("api", "daemon", "optim", "proto", "stages")
     folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("__init__.py")}
     named = {name for name in listed if not name.startswith("headway.systemd")}
-    assert {".".join(("headway", *folder.parts)) for folder in folders} == named
+    assert {".".join(("headway", *folder.parts)).replace("headway.api", "headway") for folder in folders} == named
 
 
 def test_unit_tests_lie_where_the_code_lies() -> None:

@@ -1,0 +1,26 @@
+"""Headway from Python: what the commands do to a cluster, as functions, and what `--json` prints, as types.
+
+    import headway
+
+    with headway.Client() as cluster:          # as the commands find it; or etcd=…, certs=…
+        cluster.submit("my-job.toml")
+        for report in cluster.watch("my-job"):
+            print(report.batch, report.loss)
+
+Importing the package loads nothing else of it: each name is loaded when it is used.
+"""
+
+from typing import Any
+
+__all__ = ("__version__",)
+
+__version__: str
+"""Release of Headway."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("headway")
+    raise AttributeError(f"module 'headway' has no attribute {name!r}")
