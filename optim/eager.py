@@ -4,8 +4,11 @@ Removing the wrappers keeps the compiler out of the optimizer; no optimizer is c
 """
 
 import inspect
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 
@@ -16,12 +19,19 @@ class EagerOptimizer(Optimizer):
 
 
 class EagerAdamW(EagerOptimizer, AdamW):
-    """AdamW of torch."""
+    """AdamW of torch. Never `foreach` or `fused`: a tensor's bits must not depend on its neighbours."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, **settings: Any) -> None:
+        super().__init__(params, lr, foreach=False, fused=False, **settings)
 
     step = torch.no_grad()(inspect.unwrap(AdamW.step))
 
 
 class EagerSGD(EagerOptimizer, SGD):
-    """SGD of torch."""
+    """SGD of torch, in the same way. Without momentum there is nothing to look ahead with."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, *, momentum: float, nesterov: bool, **more: Any) -> None:
+        nesterov = nesterov and momentum != 0
+        super().__init__(params, lr, momentum=momentum, nesterov=nesterov, foreach=False, fused=False, **more)
 
     step = torch.no_grad()(inspect.unwrap(SGD.step))

@@ -5,6 +5,7 @@ nor names. Each parameter therefore has a slot, a Parameter that is pointed at t
 optimizer's state hangs on the slot, and the slot has a name.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -15,104 +16,24 @@ from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from headway.optim.eager import EagerAdamW, EagerOptimizer, EagerSGD
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
-from headway.optim.spec import OPTIMIZERS, GroupSpec, LrSchedule, OptimSpec
+from headway.optim.spec import STEP_COUNT, GroupSpec, LrSchedule, OptimSpec, StateTensor
 from headway.optim.step_count import STEPS
 from headway.optim.update_shares import from_shares, joined
-
-# The optimizers that a job can name, as torch optimizers that step one tensor at a time, and the state of each.
-#
-# Lion: the sign of an interpolated momentum.
-#
-# Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv 2302.06675, algorithm 2.
-
-
-class Lion(EagerOptimizer):
-    """Steps tensors of any shape in place; state: `exp_avg` of each.
-
-    u = β₁·m + (1−β₁)·g
-    W ← (1 − lr·weight_decay)·W − lr·sign(u)
-    m ← β₂·m + (1−β₂)·g
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.1,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody has a closure here
-        """One update of every parameter that has a gradient."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_tensor(parameter, parameter.grad, group)
-
-    def _step_tensor(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
-        state = self.state[weight]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
-        average: Tensor = state["exp_avg"]
-        direction = average.lerp(gradient, 1 - beta1).sign_()
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(direction, alpha=-group["lr"])
-        average.lerp_(gradient, 1 - beta2)
-
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from headway.stages.plugin_names import PluginError, told_by
 
 
 def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
-    """Return the optimizer of one group. Never `foreach` or `fused`: a tensor's bits must not depend on its
-    neighbours.
-    """
-    match spec.name:
-        case "muon":
-            return Muon(
-                parameters,
-                spec.lr,
-                weight_decay=spec.weight_decay,
-                momentum=spec.momentum,
-                nesterov=spec.nesterov,
-                newton_schulz_dtype=_DTYPES[spec.newton_schulz_dtype],
-                newton_schulz_steps=spec.newton_schulz_steps,
-            )
-        case "adamw":
-            return EagerAdamW(
-                parameters,
-                spec.lr,
-                betas=spec.betas,
-                eps=spec.eps,
-                weight_decay=spec.weight_decay,
-                foreach=False,
-                fused=False,
-            )
-        case "lion":
-            return Lion(parameters, spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
-        case "sgd":
-            return EagerSGD(
-                parameters,
-                spec.lr,
-                momentum=spec.momentum,
-                nesterov=spec.nesterov and spec.momentum != 0,
-                weight_decay=spec.weight_decay,
-                foreach=False,
-                fused=False,
-            )
-
-
-def state_slots(spec: GroupSpec) -> tuple[str, ...]:
-    """Return names of the tensors that the optimizer keeps for each parameter, once update 0 was applied."""
-    return () if spec.name == "sgd" and spec.momentum == 0 else OPTIMIZERS[spec.name].slots
+    """Return the optimizer of one group. Raises PluginError when it is a plug-in that cannot be made."""
+    kind = spec.kind
+    own = {name: getattr(spec, name) for name in kind.settings} | dict(spec.settings)
+    with told_by(spec.name):
+        make = pkgutil.resolve_name(kind.path)
+        optimizer = make(parameters, lr=spec.lr, weight_decay=spec.weight_decay, **own)
+    if not isinstance(optimizer, Optimizer):
+        raise PluginError(spec.name, f"makes a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
+    return optimizer
 
 
 # Error Feedback for a gradient that is one version old, at the level of the update.
@@ -176,7 +97,7 @@ class StoredMomentum:
     """The buffers of one optimizer's parameters. In float32 it does nothing."""
 
     def __init__(self, spec: GroupSpec, optimizer: Optimizer) -> None:
-        self.slot = OPTIMIZERS[spec.name].slots[0]
+        self.slot = next(iter(spec.kind.slots), "")
         """Name of the buffer in the optimizer's state."""
         self.dtype: torch.dtype = getattr(torch, spec.momentum_dtype)
         self._optimizer = optimizer
@@ -222,12 +143,10 @@ class UpdateOrderError(Exception):
 class OptimizerGroup:
     """Some parameters of a layer and the optimizer that steps their slots."""
 
+    spec: GroupSpec
+    """Its rate is that before the schedule's factor."""
     optimizer: Optimizer
     names: tuple[str, ...]
-    lr: float
-    """Learning rate before the schedule's factor."""
-    state_slots: tuple[str, ...]
-    """State that the optimizer keeps for each parameter after its first step, without its step count."""
     momentum: StoredMomentum
     """The part of the state whose dtype is a setting."""
 
@@ -386,22 +305,19 @@ class TorchLayerOptimizer:
             self._check_names(given, self._slots)
         self._schedule(update_index)
 
-    def _dtype_of(self, slot: str, name: str) -> torch.dtype:
-        if slot == SLOT:
-            return self._error_feedback.dtype
-        momentum = self._momenta[name]
-        return momentum.dtype if slot == momentum.slot else torch.float32
-
     def _begin(self, update_index: int) -> None:
         """Set the values that depend on the update's index."""
         factor = self._schedule(update_index)
         for group in self._groups:
             for parameter_group in group.optimizer.param_groups:
-                parameter_group["lr"] = group.lr * factor
+                parameter_group["lr"] = group.spec.lr * factor
             for name in group.names:
-                step_count = self._state_of(group, name).get("step")
-                if step_count is not None:
-                    step_count.fill_(update_index)  # the optimizer adds one: bias correction is by b+1
+                # The optimizer adds one: bias correction is by b+1.
+                state = self._state_of(group, name)
+                if isinstance(step_count := state.get(STEP_COUNT), Tensor):
+                    step_count.fill_(update_index)
+                elif step_count is not None:
+                    state[STEP_COUNT] = update_index
 
     def _step_group(
         self,
@@ -412,9 +328,27 @@ class TorchLayerOptimizer:
         gradients: Mapping[str, Tensor],
     ) -> None:
         before = [self._prepare(name, current[name], target[name], gradients[name]) for name in group.names]
-        group.optimizer.step()
+        if group.spec.is_plugin:
+            with told_by(group.spec.name):
+                group.optimizer.step()
+            self._check_plugin(group, target)
+        else:
+            group.optimizer.step()
         for name, old in zip(group.names, before, strict=True):
             self._finish(update_index, name, target[name], old)
+
+    def _check_plugin(self, group: OptimizerGroup, target: Mapping[str, Tensor]) -> None:
+        """Check what a plug-in's step has made. Raises PluginError."""
+        for name in group.names:
+            slot, what = self._slots[name], f"its step of {self._layer_name} {name}"
+            if slot.data_ptr() != target[name].data_ptr() or slot.shape != target[name].shape:
+                raise PluginError(group.spec.name, f"{what} replaced the weights; it has to change them in place")
+            if not target[name].isfinite().all():
+                raise PluginError(group.spec.name, f"{what} made weights that are not finite")
+            found, known = state_tensors(self._state_of(group, name)), group.spec.state_of(tuple(slot.shape))
+            if set(found) != set(known):
+                differing = sorted({each.slot for each in {*found} ^ {*known}})
+                raise PluginError(group.spec.name, f"{what} keeps another `{differing[0]}` than when it was submitted")
 
     def _finish(self, update_index: int, name: str, weight: Tensor, before: Tensor) -> None:
         """Turn W', which a step has made of W_b, into W_{b+1}."""
@@ -433,7 +367,7 @@ class TorchLayerOptimizer:
             for group in self._groups
             for name in group.names
             for slot, tensor in self._state_of(group, name).items()
-            if slot in group.state_slots
+            if slot != STEP_COUNT
         }
         return state | {f"{SLOT}/{name}": delta for name, delta in self._error_feedback.deltas.items()}
 
@@ -443,16 +377,20 @@ class TorchLayerOptimizer:
 
         Raises KeyError naming what is missing or unknown, ValueError on another shape. Nothing has changed then.
         """
-        homes = {f"{slot}/{name}": name for group in self._groups for name in group.names for slot in group.state_slots}
+        kept = {
+            name: group.spec.state_of(tuple(self._slots[name].shape)) for group in self._groups for name in group.names
+        }
+        homes = {f"{each.slot}/{name}": each for name, of in kept.items() for each in of if each.slot != STEP_COUNT}
         if self._error_feedback.is_active:
-            homes |= {f"{SLOT}/{name}": name for name in self._slots}
+            dtype = str(self._error_feedback.dtype).removeprefix("torch.")
+            homes |= {f"{SLOT}/{name}": StateTensor(SLOT, tuple(of.shape), dtype) for name, of in self._slots.items()}
         if state:
             self._check_names(state, homes)
         for key, tensor in state.items():
-            if tensor.shape != self._slots[homes[key]].shape:
+            if tuple(tensor.shape) != homes[key].shape:
                 raise ValueError(f"{self._layer_name}: {key} has shape {list(tensor.shape)}, not that of its parameter")
-            if tensor.dtype != (dtype := self._dtype_of(key.partition("/")[0], homes[key])):
-                raise ValueError(f"{self._layer_name}: {key} is {tensor.dtype}, not {dtype}")
+            if tensor.dtype != (wanted := getattr(torch, homes[key].dtype)):
+                raise ValueError(f"{self._layer_name}: {key} is {tensor.dtype}, not {wanted}")
 
         self._error_feedback.deltas.clear()
         for group in self._groups:
@@ -464,9 +402,10 @@ class TorchLayerOptimizer:
         for group in self._groups:
             for name in group.names:
                 home = group.optimizer.state[self._slots[name]]
-                home |= {slot: self._own(state[f"{slot}/{name}"], name) for slot in group.state_slots}
-                if "exp_avg_sq" in group.state_slots:
-                    home["step"] = torch.zeros((), dtype=torch.float32)
+                for each in kept[name]:
+                    home[each.slot] = (
+                        self._own(state[f"{each.slot}/{name}"], name) if each.slot != STEP_COUNT else _step_count(each)
+                    )
         if self._error_feedback.is_active:
             self._error_feedback.deltas |= {name: self._own(state[f"{SLOT}/{name}"], name) for name in self._slots}
 
@@ -541,10 +480,21 @@ def optimizer_factory(
 
 def _group(spec: GroupSpec, names: tuple[str, ...], slots: Sequence[Parameter]) -> OptimizerGroup:
     optimizer = inner_optimizer(spec, slots)
-    return OptimizerGroup(
-        optimizer=optimizer,
-        names=names,
-        lr=spec.lr,
-        state_slots=state_slots(spec),
-        momentum=StoredMomentum(spec, optimizer),
-    )
+    return OptimizerGroup(spec=spec, optimizer=optimizer, names=names, momentum=StoredMomentum(spec, optimizer))
+
+
+def state_tensors(state: Mapping[str, Any]) -> tuple[StateTensor, ...]:
+    """Return what an optimizer keeps for a parameter, by name. Raises TypeError for what cannot be saved."""
+
+    def described(slot: str, value: object) -> StateTensor:
+        if isinstance(value, Tensor):
+            return StateTensor(slot, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        if slot == STEP_COUNT and isinstance(value, int | float):
+            return StateTensor(slot, (), "int")
+        raise TypeError(f"keeps a {type(value).__name__} as `{slot}`; only tensors, and the count `step`, are saved")
+
+    return tuple(described(slot, state[slot]) for slot in sorted(state))
+
+
+def _step_count(kept: StateTensor) -> Tensor | int:
+    return 0 if kept.dtype == "int" else torch.zeros((), dtype=getattr(torch, kept.dtype))

@@ -120,9 +120,11 @@ class Muon(EagerOptimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        newton_schulz_dtype: torch.dtype = torch.float32,
+        newton_schulz_dtype: torch.dtype | str = torch.float32,
         newton_schulz_steps: int = NUM_STEPS,
     ) -> None:
+        if isinstance(newton_schulz_dtype, str):
+            newton_schulz_dtype = getattr(torch, newton_schulz_dtype)
         super().__init__(
             params,
             {

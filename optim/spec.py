@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
+from headway.stages.plugin_names import PluginError, Settings
+
 DECAY_SHARE = 5
 """Warm-up–stable–decay falls over the last ⌈B / DECAY_SHARE⌉ updates."""
 
@@ -73,11 +75,70 @@ Undecayed = Literal["embeddings", "norms", "biases"]
 """`embeddings`: the two matrices of the vocabulary, in the first layer and in the last."""
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """What others have to know of an optimizer: a class, made with parameters, lr, weight_decay and its settings."""
+
+    path: str
+    """Import path of a `torch.optim.Optimizer` that steps each parameter alone, as stages/plugins.py describes."""
+    settings: frozenset[str]
+    """Of GroupSpec, beside those that all use; others are refused when a job is read."""
+    slots: tuple[str, ...]
+    """Tensors of its parameter's shape that it keeps once update 0 was applied: first the running mean, whose dtype is
+    a setting.
+    """
+    step_tensors: int
+    """Tensors of the stepped one's size, in float32, that a step takes for a moment."""
+    counts_steps: bool = False
+    """Whether it keeps a step count too. It is the update's index, which a boundary knows anyway."""
+
+
+OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
+    "muon": OptimizerKind(
+        "headway.optim.muon:Muon",
+        frozenset({"momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}),
+        ("momentum_buffer",),
+        0,
+    ),
+    "adamw": OptimizerKind(
+        "headway.optim.eager:EagerAdamW", frozenset({"betas", "eps"}), ("exp_avg", "exp_avg_sq"), 2, counts_steps=True
+    ),
+    "lion": OptimizerKind("headway.optim.lion:Lion", frozenset({"betas"}), ("exp_avg",), 1),
+    "sgd": OptimizerKind("headway.optim.eager:EagerSGD", frozenset({"momentum", "nesterov"}), ("momentum_buffer",), 2),
+}
+"""The optimizers that a job can name. A job's own ones have the import path of a plug-in instead."""
+USED_BY_ALL: Final = frozenset({"lr", "weight_decay", "momentum_dtype"})
+"""Settings of GroupSpec that every optimizer here uses."""
+USED_BY_PLUGINS: Final = frozenset({"lr", "weight_decay", "settings"})
+PLUGIN_STEP_TENSORS: Final = 3
+"""What is assumed of a plug-in's step."""
+STEP_COUNT: Final = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that an optimizer keeps for a parameter between two updates."""
+
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    """`int` if the slot is STEP_COUNT, and a number of Python's."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What a plug-in's optimizer keeps for a parameter of one shape."""
+
+    shape: tuple[int, ...]
+    tensors: tuple[StateTensor, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """One optimizer and its settings; `OPTIMIZERS` says which one uses which. Others are refused when a job is read."""
+    """One optimizer and its settings; its kind says which it uses. Others are refused when a job is read."""
 
-    name: Literal["muon", "adamw", "lion", "sgd"]
+    name: str
+    """One of `OPTIMIZERS`, or the import path of a plug-in."""
     lr: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 3e-3
     weight_decay: Annotated[float, (0, 1e3, OVERFLOW)] = 0.1
     momentum: float = 0.95
@@ -88,6 +149,38 @@ class GroupSpec:
     newton_schulz_steps: Annotated[int, (1, 100, "each step is three matrix products")] = 5
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the running mean of the gradients between updates; AdamW's second moment stays float32."""
+    settings: Settings = ()
+    """Of a plug-in: its other keywords."""
+    kept: tuple[KeptState, ...] = field(default=(), metadata={"not_in_files": True})
+    """Of a plug-in: what it keeps for each shape of parameter, counted when the job is submitted."""
+
+    @property
+    def is_plugin(self) -> bool:
+        """Return whether the optimizer is a job's own."""
+        return self.name not in OPTIMIZERS
+
+    @property
+    def kind(self) -> OptimizerKind:
+        """Return what is known of the optimizer."""
+        own = OptimizerKind(self.name, frozenset(), (), PLUGIN_STEP_TENSORS)
+        return OPTIMIZERS.get(self.name, own)
+
+    def state_of(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """Return what the optimizer keeps for a parameter of a shape, once update 0 was applied.
+
+        A shape that only its number of elements tells of, as in the counting of costs, stands for another of that size.
+        Raises PluginError for one that was not counted when the job was submitted.
+        """
+        if self.is_plugin:
+            alike = sorted(self.kept, key=lambda each: each.shape != shape)
+            for each in alike:
+                if math.prod(each.shape) == math.prod(shape):
+                    return each.tensors
+            raise PluginError(self.name, f"its state for a parameter of shape {list(shape)} was never counted")
+        slots = () if self.name == "sgd" and self.momentum == 0 else self.kind.slots
+        dtypes = (self.momentum_dtype, *["float32"] * len(slots))
+        found = [StateTensor(slot, shape, dtype) for slot, dtype in zip(slots, dtypes, strict=False)]
+        return tuple([*found, StateTensor(STEP_COUNT, (), "float32")] if self.kind.counts_steps else found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,29 +216,3 @@ class OptimSpec:
             schedule_batches=self.schedule_batches,
             after_end=self.after_end,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerKind:
-    """What others have to know of an optimizer that a job can name. `layer_optimizer.py` makes it."""
-
-    settings: frozenset[str]
-    """Of GroupSpec, beside those that all use; others are refused when a job is read."""
-    slots: tuple[str, ...]
-    """Tensors that it keeps for each parameter once update 0 was applied: first the running mean, whose dtype is a
-    setting. AdamW's step count is not among them: it is the update's index, which a boundary knows anyway.
-    """
-    step_tensors: int
-    """Tensors of the stepped one's size, in float32, that a step takes for a moment."""
-
-
-OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
-    "muon": OptimizerKind(
-        frozenset({"momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}), ("momentum_buffer",), 0
-    ),
-    "adamw": OptimizerKind(frozenset({"betas", "eps"}), ("exp_avg", "exp_avg_sq"), 2),
-    "lion": OptimizerKind(frozenset({"betas"}), ("exp_avg",), 1),
-    "sgd": OptimizerKind(frozenset({"momentum", "nesterov"}), ("momentum_buffer",), 2),
-}
-USED_BY_ALL: Final = frozenset({"lr", "weight_decay", "momentum_dtype"})
-"""Settings of GroupSpec that every optimizer uses."""

@@ -103,6 +103,8 @@ class Surroundings:
     """Called with the job when a copy to its checkpoint folder ends after it was given up."""
     remembered: Callable[[], Mapping[str, int] | None] = lambda: None
     """Generations that this node has persisted, as in NodeState."""
+    allow_plugins: tuple[str, ...] = ()
+    """As in NodeConfig: what etcd says of this node does not count here."""
 
 
 class OwnRecords:
@@ -300,7 +302,7 @@ class Agent:
             before, prepare = supervisor.statuses[step.device_index].goal, step.goal.prepare
             supervisor.set_goal(step.device_index, step.goal)
             if prepare is not None and prepare != before.prepare and prepare.data_paths:
-                for part in self._spec(step.goal.job).data.parts:
+                for part in self._spec(step.goal.job).data_sets:
                     # the next preparation verifies the data again
                     self._data_paths.pop(part.sha256, None)
             return False
@@ -405,7 +407,7 @@ class Agent:
             if job.plan is not None:
                 key = seen_key(job.name, job.uid)
                 self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
-        wanted = {part.sha256 for job in jobs if job.spec is not None for part in job.spec.data.parts}
+        wanted = {part.sha256 for job in jobs if job.spec is not None for part in job.spec.data_sets}
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
 
     def _spec(self, job: str) -> JobSpec:
@@ -472,7 +474,10 @@ class Agent:
         around, keeper = self._around, self._keeper
         match step:
             case OpenData():
-                for part in self._spec(step.run_key.job).data.parts:
+                spec = self._spec(step.run_key.job)
+                if why := spec.plugins.why_not_on(around.member.node, around.allow_plugins):
+                    raise ConfigError(why)
+                for part in spec.data_sets:
                     if part.sha256 not in self._data_paths:  # sources that were opened before another one failed
                         async with self._readings.telling(step.run_key.job, self._readings.of_data(part.sha256)):
                             folder = await around.library.open(part)

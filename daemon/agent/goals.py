@@ -119,8 +119,8 @@ def _preparation(assignment: Assignment, node: NodeState) -> Generator[Step, Non
         return last  # its data is not verified again
     if worker.is_prepared(run_key) or worker.has_started(run_key):
         return None
-    names = assignment.data_names if assignment.position in assignment.plan.replicas[0] else ()
-    if not node.data_paths.keys() >= set(names):
+    names, plugins = assignment.data_names, assignment.plugins_name
+    if not node.data_paths.keys() >= {*names, *filter(None, [plugins])}:
         yield OpenData(worker.device_index, run_key)
         return None
     paths = tuple(node.data_paths[name] for name in names)
@@ -129,6 +129,7 @@ def _preparation(assignment: Assignment, node: NodeState) -> Generator[Step, Non
         position=assignment.position,
         data_paths=paths,
         data_states=tuple(map(node.data_state, paths)),
+        plugins_path=node.data_paths.get(plugins, ""),
     )
 
 

@@ -136,9 +136,16 @@ class Assignment:
 
     @property
     def data_names(self) -> tuple[str, ...]:
-        """Return the SHA-256 of each data source."""
+        """Return the SHA-256 of each data source that it reads: those of the job, on the first stage."""
         assert self.job.spec is not None, "only jobs with a spec have posts"
-        return tuple(part.sha256 for part in self.job.spec.data.parts)
+        is_first = self.position in self.plan.replicas[0]
+        return tuple(part.sha256 for part in self.job.spec.data.parts) if is_first else ()
+
+    @property
+    def plugins_name(self) -> str:
+        """Return the SHA-256 of the wheel's data set; empty: the job has no plug-ins."""
+        assert self.job.spec is not None, "only jobs with a spec have posts"
+        return self.job.spec.plugins.data.sha256
 
     @property
     def parts(self) -> tuple[str, ...]:

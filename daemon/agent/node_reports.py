@@ -214,7 +214,7 @@ class ReadingReports:
             for job in list(self._member.view.jobs.values()):
                 if self._computes(job) and job.spec is not None and not job.refusal and job.uid not in self._seen:
                     self._seen.add(job.uid)
-                    for part in job.spec.data.parts:
+                    for part in job.spec.data_sets:
                         await self._library.look_ahead(part)
             await asyncio.sleep(READING_PERIOD_S)
 

@@ -80,7 +80,7 @@ def unfinished(view: ClusterView) -> frozenset[str]:
 def named(view: ClusterView) -> frozenset[str]:
     """Return the data sets of all jobs, by SHA-256: also of jobs that have ended, whose data others may ask for."""
     specs = [job.spec for job in view.jobs.values() if job.spec is not None]
-    return frozenset(part.sha256 for spec in specs for part in spec.data.parts)
+    return frozenset(part.sha256 for spec in specs for part in spec.data_sets)
 
 
 def prune(

@@ -171,6 +171,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
         devices=devices,
         memory_bytes=round(entry.memory_gb * GB),
         arithmetic_class=" and ".join(sorted(set(map(_class, entry.devices)))),
+        allow_plugins=("any",),
     )
 
 

@@ -152,6 +152,7 @@ def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, .
             devices=(Device(kind="cpu"),),
             memory_bytes=memory_bytes,
             arithmetic_class="equal",
+            allow_plugins=("any",),
         )
         for index in range(1, num_nodes + 1)
     )

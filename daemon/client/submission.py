@@ -63,7 +63,7 @@ async def send_missing(
     warn: is told why nothing could be sent, if no node answers: a job waits in the queue without its data too. Raises
     ConfigError: no node has room. Raises RecoveryError, PeerError: a node refuses the data, or fails.
     """
-    parts = [part for part in data.parts if part.source != BUILT_IN_SOURCE and not is_url(part.source)]
+    parts = [part for part in data.parts if part.source not in ("", BUILT_IN_SOURCE) and not is_url(part.source)]
     if session.identity is None or not parts:
         return []
     view = await session.view()
@@ -289,7 +289,8 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
         resolved = await asyncio.to_thread(read_parts, resolved)
     sent = list[Sent]()
     if draft.spec.job.name not in view.jobs:  # otherwise the job is refused, and nothing need move
-        sent = await send_missing(session, resolved.data, warn=warnings.append, tell=tell)
+        for data in (resolved.data, resolved.plugins.data):
+            sent += await send_missing(session, data, warn=warnings.append, tell=tell)
     if manifest is None:
         await job_requests.submit(session, resolved)
     else:

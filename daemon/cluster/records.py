@@ -145,6 +145,8 @@ class NodeRecord:
     """Fingerprint of that authority's certificate: others ask for another certificate when it is a new one."""
     layer_folder: str = ""
     """Folder of its layer files, if that has less room than its memory; empty: the memory is the limit."""
+    allow_plugins: tuple[str, ...] = ()
+    """Wheels whose code it runs, as in NodeConfig."""
 
     @property
     def endpoint(self) -> NodeEndpoint:

@@ -13,6 +13,7 @@ _ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
 """Settings of [train] that decide where and how a batch is computed, to the same bits."""
 _LENGTHS: Final = ("train.batches", "optim.schedule_batches", "optim.after_end")
 """These count as a change if the rate of a batch differs that both jobs have."""
+_NAMES_AND_COUNTS: Final = ("job.name", "optim.matrices.kept", "optim.rest.kept")
 _MOST_COMPARED: Final = 10_000
 _MOST_SHOWN: Final = 40
 
@@ -63,10 +64,10 @@ def _rate_change(spec: JobSpec, origin: JobSpec, boundary: int) -> str:
 def _values(spec: JobSpec) -> dict[str, Any]:
     """Return the values of a job's keys but those of its model and origin, and without the place of its data."""
     found = {"data.sha256": spec.data.sha256, "data.weights": list(spec.data.weights)}
+    found["plugins.sha256"] = spec.plugins.sha256
     for name in ("job", "train", "optim", "fault", "placement", "queue"):
         found |= _flat(getattr(spec, name), name)
-    del found["job.name"]
-    return found
+    return {key: value for key, value in found.items() if key not in _NAMES_AND_COUNTS}
 
 
 def _flat(value: Any, key: str) -> dict[str, Any]:

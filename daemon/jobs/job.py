@@ -1,6 +1,6 @@
 """The job: the content of a TOML file as one typed value. Reading and refusing are in job_file.py."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Annotated, Any, Final, Literal
@@ -84,6 +84,24 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsSpec:
+    """`[plugins]`"""
+
+    wheel: str = ""
+    """Path of a wheel with the job's own code, or of one module, NAME.py; empty: it has none."""
+    sha256: str = ""
+    """SHA-256 of the wheel; filled in when the job is submitted, checked wherever its code is imported."""
+    data: DataSpec = field(default_factory=lambda: DataSpec(source=""), metadata={NOT_IN_FILES: True})
+    """The wheel as a data set of one shard, in which form it travels."""
+
+    def why_not_on(self, node: str, allowed: Collection[str]) -> str:
+        """Return why a node does not run the wheel's code; empty: it does, or there is none. allowed: its setting."""
+        if not self.sha256 or "any" in allowed or self.sha256 in allowed:
+            return ""
+        return f"node {node} does not allow the plug-ins of {self.wheel}: its allow_plugins lacks {self.sha256}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
     """`[fault]`"""
 
@@ -140,6 +158,7 @@ class JobSpec:
     fault: FaultSpec = field(default_factory=FaultSpec)
     placement: PlacementSpec = field(default_factory=PlacementSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
+    plugins: PluginsSpec = field(default_factory=PluginsSpec)
     origin: OriginSpec = field(default_factory=OriginSpec, metadata={NOT_IN_FILES: True})
 
     def value_of(self, key: str) -> Any:
@@ -157,6 +176,17 @@ class JobSpec:
     def with_priority(self, priority: int | None) -> "JobSpec":
         """Return the job with another priority; None: unchanged."""
         return self if priority is None else self.with_values({"queue.priority": priority})
+
+    @property
+    def plugin_names(self) -> dict[str, str]:
+        """Return the import path of each plug-in that the job names, by key."""
+        groups = {"optim.matrices.name": self.optim.matrices, "optim.rest.name": self.optim.rest}
+        return {key: group.name for key, group in groups.items() if group.is_plugin}
+
+    @property
+    def data_sets(self) -> tuple[DataSpec, ...]:
+        """Return all that nodes fetch as data: each source, and the wheel."""
+        return (*self.data.parts, *([self.plugins.data] if self.plugins.sha256 else []))
 
     @property
     def layers(self) -> tuple[str, ...]:

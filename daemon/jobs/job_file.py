@@ -14,8 +14,9 @@ from typing import Any, Final
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where
-from headway.optim.spec import OPTIMIZERS, USED_BY_ALL, GroupSpec
+from headway.daemon.jobs.typed_toml import Place, nearest, parse_toml, read_table, read_text, where
+from headway.optim.spec import OPTIMIZERS, USED_BY_ALL, USED_BY_PLUGINS, GroupSpec
+from headway.stages.plugin_names import is_import_path
 from headway.stages.spec import AdapterSpec, ModelSpec
 
 OpenModel = Callable[[str, Sequence[str]], tuple[OriginSpec, ModelSpec]]
@@ -74,10 +75,16 @@ def parse_job(
         if named is not None:
             named.update(".".join((*place, key)) for key in raw)
         name = raw.get("name")
-        is_known = kind is GroupSpec and isinstance(name, str) and name in OPTIMIZERS
-        used = OPTIMIZERS[str(name)].settings | USED_BY_ALL if is_known else None
-        if used is None:
-            return  # a later check refuses the name, or its absence
+        if kind is not GroupSpec or not isinstance(name, str):
+            return  # a later check refuses its absence
+        if name in OPTIMIZERS:
+            used = OPTIMIZERS[name].settings | USED_BY_ALL
+        elif is_import_path(name):
+            used = USED_BY_PLUGINS
+        else:
+            known = f"is not one of {', '.join(OPTIMIZERS)}{nearest(name, list(OPTIMIZERS))}"
+            what = f"{name[:60]!r} {known}; a plug-in's is like my_things.lion:Lion"
+            raise ConfigError(what, where(source, (*place, "name")))
         for key in raw:
             if key != "name" and key not in used:
                 raise ConfigError(

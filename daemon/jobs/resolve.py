@@ -24,6 +24,7 @@ from headway.daemon.jobs.data_choices import (
 )
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.plugins import with_plugins
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.source_choice import mixture_sha256
 
@@ -90,9 +91,11 @@ def resolve_job(
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
     other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has; an
-    adapter beside random weights.
+    adapter beside random weights; a wheel that cannot be used.
     """
     check_adapter(spec, job_file)
+    if named is not None:  # otherwise its wheel was read before
+        spec = with_plugins(spec, job_file=job_file, cache_dir=cache_dir)
     known = with_data(spec, job_file=job_file, cache_dir=cache_dir, named=named, read_url=read_url)
     return for_devices(known, devices, source=str(job_file), named=named)
 

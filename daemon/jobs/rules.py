@@ -71,6 +71,7 @@ def _faults(spec: JobSpec) -> Faults:
     for group in ("matrices", "rest"):
         yield from _group_faults(getattr(spec.optim, group), f"optim.{group}")
     yield from _placement_faults(spec)
+    yield from _plugin_faults(spec)
 
 
 @cache
@@ -125,8 +126,13 @@ def _data_faults(spec: JobSpec) -> Faults:
         yield key, f"{what}; leave it out, or make one folder of all documents with `headway data prepare`"
 
 
+def is_sha256(text: str) -> bool:
+    """Return whether a text is a SHA-256."""
+    return _SHA256.fullmatch(text) is not None
+
+
 def _faults_of_sha256(key: str, text: str) -> Faults:
-    if text and _SHA256.fullmatch(text) is None:
+    if text and not is_sha256(text):
         yield key, f"{_short(text)} is not a SHA-256, which has 64 digits of 0-9 and a-f"
 
 
@@ -403,6 +409,17 @@ def _group_faults(group: GroupSpec, key: str) -> Faults:
         yield f"{key}.nesterov", "needs a momentum above 0; set nesterov = false"
     if group.name == "sgd" and group.momentum_dtype != "float32" and group.momentum == 0:
         yield f"{key}.momentum_dtype", "sgd has no momentum here; leave it out"
+
+
+def _plugin_faults(spec: JobSpec) -> Faults:
+    yield from _faults_of_text("plugins.wheel", spec.plugins.wheel)
+    yield from _faults_of_sha256("plugins.sha256", spec.plugins.sha256)
+    named = spec.plugin_names
+    if named and not spec.plugins.wheel:
+        key, path = next(iter(named.items()))
+        yield key, f'{path} is a plug-in: name the wheel that has it, [plugins] wheel = "….whl"'
+    if spec.plugins.wheel and not named:
+        yield "plugins.wheel", "no key of the job names a plug-in, such as my_things.lion:Lion; leave the wheel out"
 
 
 def _placement_faults(spec: JobSpec) -> Faults:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from headway.daemon.base.errors import ConfigError
+from headway.stages.plugin_names import Setting, Settings
 
 MAX_BYTES: Final = 1 << 20
 """Maximum size; a hand-written file has a hundredth of it."""
@@ -142,6 +143,10 @@ class _Reader:
             return self.table(raw, kind, place)  # type: ignore[arg-type]
         if get_origin(kind) is tuple and dataclasses.is_dataclass(of := get_args(kind)[0]):
             return self._tables(raw, of, place)  # type: ignore[arg-type]
+        if kind == Settings:
+            if not isinstance(raw, dict):
+                raise ConfigError(f"expected a table, got {_type_name(raw)}", self._at(place))
+            return tuple(sorted((key, self._value(raw[key], Setting, (*place, key))) for key in raw))
         at = self._at(place)
         if get_origin(kind) is Literal:
             choices = [str(choice) for choice in get_args(kind)]

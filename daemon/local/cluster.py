@@ -369,6 +369,7 @@ class LocalCluster:
             "store_dir": self._store_dir / name,
             "cache_dir": default_cache_dir().absolute(),
             "checkpoint_root": self.state_dir,
+            "allow_plugins": "any",  # whoever can submit to this cluster is the user who runs it
             "stop_timeout_s": self._stop_timeout_s,
             "log_format": "json",
         }

@@ -18,6 +18,7 @@ from headway.daemon.blobs.file_threads import FileThreads
 from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.client.submission import read_draft
 from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.daemon.models.adapter_folder import AdapterFolderWriter
@@ -34,6 +35,7 @@ from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
+from headway.stages.plugin_names import PluginError
 
 
 def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = None) -> Path:
@@ -87,6 +89,7 @@ def run_reference(
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
+    import_plugins(spec, Path(spec.plugins.data.source))
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
@@ -140,7 +143,7 @@ def _errors_told(spec: JobSpec, job_file: Path) -> Iterator[None]:
     """Tell the training's errors as JobFailedError, and as ConfigError where memory ran out."""
     try:
         yield
-    except NonFiniteLossError as error:
+    except (NonFiniteLossError, PluginError) as error:
         raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
     except (MemoryError, RuntimeError) as error:
         # torch has a class of its own for CUDA alone.

@@ -15,7 +15,7 @@ from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name, read_por
 from headway.daemon.base.allowed_places import check_places
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.members import read_members
-from headway.daemon.jobs.rules import MAX_TEXT
+from headway.daemon.jobs.rules import MAX_TEXT, is_sha256
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.node.relays import read_relays
 from headway.daemon.node.settings import FIELD_NAMES, UNNAMED_SITE, NodeConfig
@@ -33,7 +33,7 @@ NOT_NEGATIVE = (
     "stop_timeout_s",
     "ended_jobs_kept",
 )
-LISTS = ("etcd", "allowed_places")
+LISTS = ("etcd", "allowed_places", "allow_plugins")
 """Keys with several values, which the environment and flags separate by commas."""
 
 
@@ -128,6 +128,11 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("site", f"a site's name is 1 to {MAX_TEXT} printable characters")
     if config.site_is_private and config.site == UNNAMED_SITE:
         raise refuse("site_is_private", "name the site with `site`, with the same name on all of its nodes")
+    for told in config.allow_plugins:
+        if told != "any" and not is_sha256(told):
+            raise refuse(
+                "allow_plugins", f"{told!r} is neither any nor the SHA-256 of a wheel, 64 digits of 0-9 and a-f"
+            )
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
     if config.transfer_mbit_s != 0.0 and not 1.0 <= config.transfer_mbit_s < inf:

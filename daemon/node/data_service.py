@@ -141,7 +141,7 @@ class DataService:
 
     def _sources_of(self, sha256: str) -> list[str]:
         """Return where jobs say that a data set lies."""
-        parts = (part for job in self._view.jobs.values() if job.spec is not None for part in job.spec.data.parts)
+        parts = (part for job in self._view.jobs.values() if job.spec is not None for part in job.spec.data_sets)
         found = dict.fromkeys(part.source for part in parts if sha256 and part.sha256 == sha256)
         return [source for source in found if source != BUILT_IN_SOURCE]
 

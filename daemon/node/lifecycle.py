@@ -334,6 +334,7 @@ class Daemon:
             worker_ports=str(port.number) if config.one_port else config.worker_ports,
             has_authority=authority is not None,
             authority=fingerprint(authority.certificate) if authority is not None else "",
+            allow_plugins=config.allow_plugins,
         )
         front = port.front
         return Services(

@@ -253,6 +253,7 @@ class Membership:
                 activities=services.activities,
                 wrote_late=self._checkpoint_sweep.wrote_late,
                 remembered=lambda: services.memory.generations,
+                allow_plugins=services.config.allow_plugins,
             )
         )
 

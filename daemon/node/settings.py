@@ -62,6 +62,8 @@ class NodeConfig:
     """Paths and URLs, separated by commas, below which all that a job names has to lie; when not given, anywhere but
     in the system's own folders.
     """
+    allow_plugins: tuple[str, ...] = ()
+    """Wheels of plug-ins whose code this node runs, by SHA-256, separated by commas; or any. When not given, none."""
     checkpoint_root: Path | None = None
     """Root of a relative checkpoint_dir: only clusters on one machine have one."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"

@@ -5,16 +5,18 @@ counted in bytes moved. Until times are measured, a device's rates turn both int
 not known has it in its speed.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Final
 
 from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.block_widths import block_widths
 from headway.daemon.plan.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
-from headway.optim.spec import OPTIMIZERS, GroupSpec
+from headway.optim.spec import STEP_COUNT, GroupSpec
 from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, adapted_names, matrix_names
 
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
@@ -364,7 +366,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     return _cost(
         spec,
         name,
-        parts=((num_adapter or num_matrix, group), (sum(others), spec.optim.rest)),
+        parts=((trained, group), ([(size,) for size in others], spec.optim.rest)),
         frozen_bytes=_frozen_bytes(spec, shapes, sum(vectors)) if model.has_adapter else 0,
         frozen_flops=2.0 * tokens * num_used if model.has_adapter else 0.0,
         moment_bytes=update_bytes(spec, trained, others),
@@ -384,7 +386,7 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
     return _cost(
         spec,
         "embed",
-        parts=() if model.has_adapter else ((num_matrix, spec.optim.rest),),
+        parts=() if model.has_adapter else (([(model.vocab_size, model.hidden_size)], spec.optim.rest),),
         frozen_bytes=element_bytes(spec.train) * num_matrix if model.has_adapter else 0,
         moment_bytes=update_bytes(spec, (), [] if model.has_adapter else [num_matrix]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
@@ -422,7 +424,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     return _cost(
         spec,
         "head",
-        parts=() if is_frozen else ((num_matrix + model.hidden_size, spec.optim.rest),),
+        parts=() if is_frozen else (([(model.vocab_size, model.hidden_size), (model.hidden_size,)], spec.optim.rest),),
         frozen_bytes=element_bytes(train) * (num_matrix + model.hidden_size) if is_frozen else 0,
         frozen_flops=_tokens(train) * 2.0 * num_matrix if is_frozen else 0.0,
         moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
@@ -486,16 +488,28 @@ def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
     return FP32_BYTES * model.num_attention_heads * _tokens(train) * train.sequence_length
 
 
-def _slot_bytes(num_parameters: int, group: GroupSpec) -> int:
-    """Return the bytes of an optimizer's state for some parameters, without Error Feedback's."""
-    return num_parameters * (FP32_BYTES * (len(OPTIMIZERS[group.name].slots) - 1) + DTYPE_BYTES[group.momentum_dtype])
+def _slot_bytes(shapes: Sequence[tuple[int, ...]], group: GroupSpec) -> int:
+    """Return the bytes of an optimizer's state for parameters of these shapes, without Error Feedback's."""
+    of_one = {
+        shape: sum(
+            _dtype_bytes(each.dtype) * prod(each.shape) for each in group.state_of(shape) if each.slot != STEP_COUNT
+        )
+        for shape in set(shapes)
+    }
+    return sum(of_one[shape] for shape in shapes)
+
+
+def _dtype_bytes(dtype: str) -> int:
+    """Return the bytes of an element of any dtype of torch: a plug-in may keep what it likes."""
+    bits = re.search("[0-9]+", dtype)
+    return int(bits[0]) // 8 if bits else 1
 
 
 def _cost(
     spec: JobSpec,
     name: str,
     *,
-    parts: tuple[tuple[int, GroupSpec], ...],
+    parts: tuple[tuple[Sequence[tuple[int, ...]], GroupSpec], ...],
     forward_flops: float,
     passed_bytes: float,
     activation_bytes: int,
@@ -509,14 +523,15 @@ def _cost(
 ) -> LayerCost:
     """passed_bytes: of the elementwise work, and of what is beside the sum of each gradient and two uses of weights.
 
+    parts: the shapes of what is trained, by its optimizer.
     orthogonalized: shapes of the matrices under Newton–Schulz. recomputed_flops: the part of the forward that the
     backward computes again. frozen_flops: the part of the forward whose weights get no gradient.
     """
     train, group = spec.train, spec.optim.matrices
-    num_parameters = sum(number for number, _ in parts)
+    num_parameters = sum(prod(shape) for shapes, _ in parts for shape in shapes)
     of_matrices = [_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in orthogonalized]
     backward_flops = 2.0 * forward_flops + recomputed_flops - frozen_flops
-    slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
+    slot_bytes = sum(_slot_bytes(shapes, group) for shapes, group in parts)
     if spec.optim.error_feedback * train.delay > 0:
         slot_bytes += num_parameters * DTYPE_BYTES[spec.optim.error_feedback_dtype]
     master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0

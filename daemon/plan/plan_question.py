@@ -13,7 +13,7 @@ from typing import Final, TypedDict, Unpack
 from headway.daemon.cluster.memo import Same
 from headway.daemon.cluster.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.jobs.device_defaults import lacks_kernel
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSpec, PluginsSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.daemon.plan.devices import NOTHING_LEARNED, DeviceSlot, MemoryLessons, natural
@@ -116,7 +116,7 @@ def _offered_to(
     """Return what nodes offer to a job. It is computed once for the same tuple of nodes, and for all jobs of a kind."""
     # `auto` is not decided yet, and fits every device.
     computes = spec if spec.train.attention_backend != "auto" else None
-    return _offer(Same(tuple(nodes)), spec.placement.sites, computes, frozenset(quarantined), memory)
+    return _offer(Same(tuple(nodes)), spec.placement.sites, computes, frozenset(quarantined), memory, spec.plugins)
 
 
 @lru_cache(maxsize=128)
@@ -126,20 +126,24 @@ def _offer(
     computes: JobSpec | None,
     quarantined: frozenset[str],
     memory: MemoryLessons,
+    plugins: PluginsSpec,
 ) -> _Offer:
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
     present = sorted(nodes.value, key=lambda node: natural(node.name))
-    wanted = [node for node in present if _is_wanted(sites, node)]
+    wanted = [
+        node for node in present if _is_wanted(sites, node) and not plugins.why_not_on(node.name, node.allow_plugins)
+    ]
     free = [node for node in wanted if node.name not in quarantined]
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in present if node.stays_out]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
+    out += filter(None, (plugins.why_not_on(node.name, node.allow_plugins) for node in present))
     out += [told for node in wanted for told in _no_kernel(computes, node)]
     out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
     on_host = Counter(node.host for node in wanted for _ in node.devices if node.host)
     return _Offer(
         names=frozenset(node.name for node in free),
         slots={
-            (node.name, slot.device.index): slot
+            (node.name, slot.device.index): _with_plugins(slot, plugins)
             for node in free
             for slot in _slots(Same(node), memory, max(on_host[node.host], len(node.devices)))
             if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
@@ -147,6 +151,13 @@ def _offer(
         relayed=RelayedWays.of((node for node in free if node.relay), nodes.value),
         left_out=tuple(out),
     )
+
+
+def _with_plugins(slot: DeviceSlot, plugins: PluginsSpec) -> DeviceSlot:
+    """Return a device for a job whose plug-ins are a part of its arithmetic."""
+    if not plugins.sha256:
+        return slot
+    return replace(slot, arithmetic_class=f"{slot.arithmetic_class} with {plugins.wheel} {plugins.sha256[:16]}")
 
 
 @lru_cache(maxsize=1 << 14)

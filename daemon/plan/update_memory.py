@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
-from headway.optim.spec import OPTIMIZERS, GroupSpec
+from headway.optim.spec import GroupSpec
 
 FP32_BYTES: Final = 4
 DTYPE_BYTES: Final = {"float32": FP32_BYTES, "bfloat16": 2}
@@ -40,9 +40,7 @@ def _group_bytes(spec: JobSpec, group: GroupSpec, sizes: Sequence[int]) -> int:
         return 0
     *_, second, largest = (0, *sorted(sizes))
     # torch's AdamW holds the divisor of one tensor until that of the next is there.
-    stepping = FP32_BYTES * OPTIMIZERS[group.name].step_tensors * largest + (
-        FP32_BYTES * second if group.name == "adamw" else 0
-    )
+    stepping = FP32_BYTES * group.kind.step_tensors * largest + (FP32_BYTES * second if group.name == "adamw" else 0)
     return sum(sizes) * _kept(spec, group) + max(stepping, largest * _corrected(spec))
 
 

@@ -85,6 +85,8 @@ class Preparation:
     """Folder of each data source's token shards; empty except on the first stage."""
     data_states: tuple[str, ...] = ()
     """State of each folder when the daemon verified it; an empty one: verify it."""
+    plugins_path: str = ""
+    """Folder with the wheel of the job's plug-ins; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from headway.daemon.base.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.cluster.measurements import LayerTime
 from headway.daemon.cluster.records import Failure
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.goal import (
@@ -57,6 +58,7 @@ from headway.stages.links.link import Frame, LinkLost
 from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
+from headway.stages.plugin_names import PluginError
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
@@ -72,7 +74,7 @@ MAX_DAMAGED = 8
 IDLE_S = 0.5
 """Idle time after which a worker measures its device; goals come first."""
 
-_IMPOSSIBLE = (RefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, OSError)
+_IMPOSSIBLE = (RefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, PluginError, OSError)
 """Errors that make an action impossible and leave the worker usable."""
 
 
@@ -116,6 +118,8 @@ class StageWorker:
         self._batch = -1
         """Batch at which the last run ended."""
         self._goodput = Goodput()
+        self._plugins = ""
+        """SHA-256 of the wheel from which this process has imported; empty: none."""
         self._snapshots = SnapshotReports(inbox, records, self._send)
 
     def serve(self, control: WorkerControl) -> None:
@@ -125,6 +129,8 @@ class StageWorker:
         self._control = control
         try:
             while (action := next_action(self._goal, self._actual)) is not Action.END:
+                if action is Action.RELEASE and self._plugins:
+                    break  # another job's modules, and what they have changed, stay until the process ends
                 if action is not None:
                     self._act(action)
                 else:
@@ -245,7 +251,7 @@ class StageWorker:
             if path and action is Action.START and self._actual.num_damaged < MAX_DAMAGED:
                 self._tell(num_damaged=self._actual.num_damaged + 1, damaged_path=path)
             else:
-                is_hopeless = isinstance(error, MissingPackageError)
+                is_hopeless = isinstance(error, MissingPackageError | PluginError)
                 self._fail(generation, Failure(reason, self._batch_of(generation), is_hopeless=is_hopeless))
 
     def _do(self, action: Action) -> None:
@@ -279,6 +285,9 @@ class StageWorker:
         assert spec is not None, "a goal with a job has its spec"
         layers = prepare.plan.workers[prepare.position].layers
         device = self._device.claim(goal.device_index)
+        if self._plugins != spec.plugins.sha256:
+            self._plugins = spec.plugins.sha256
+            import_plugins(spec, Path(prepare.plugins_path))
         configure(spec.train, device)
         for layer in layers:
             _check_layer(layer, spec)
@@ -439,6 +448,11 @@ class StageWorker:
             reason = str(error)
             log.error("loss_not_finite", job=actual.job, batch=error.batch, microbatch=error.microbatch)
             failure = Failure(reason, error.batch, fault_line(error), is_hopeless=True)
+            self._fail(actual.generation, failure)
+        except PluginError as error:
+            reason = str(error)
+            log.error("plugin_failed", job=actual.job, batch=run.executor.batch, reason=reason, exc_info=error)
+            failure = Failure(reason, run.executor.batch, fault_line(error), is_hopeless=True)
             self._fail(actual.generation, failure)
         finally:
             # From here on heartbeats describe an idle worker; failures still name the batch.

@@ -61,7 +61,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
     """A page names a file by its path or by the end of it; the log of decisions may name files of the past."""
     files = [f"/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")]
-    named = set(_PYTHON_FILE.findall(page.read_text()))
+    named = set(_PYTHON_FILE.findall(page.read_text())) - {"my_things.py"}  # a reader saves that one
     assert not [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)]
 
 

@@ -28,6 +28,9 @@ ON_THE_WIRE = {
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""
 
+FOR_PLUGINS: Final = "headway.stages.plugin_names"
+"""It imports nothing, and every room may import it."""
+
 IMPURE_IMPORTS = frozenset(
     {"asyncio", "datetime", "grpc", "logging", "os", "random", "secrets"}
     | {"socket", "structlog", "subprocess", "threading", "time", "torch"}
@@ -106,7 +109,8 @@ def called_names(path: Path) -> set[str]:
 
 def headway_rooms(path: Path) -> set[str]:
     """Which of the rooms a file imports from; what lies in `headway` itself is of api/."""
-    parts = {name.split(".")[1] for name in imported_modules(path) if name.startswith("headway.")}
+    named = (name for name in imported_modules(path) if name.startswith("headway."))
+    parts = {name.split(".")[1] for name in named if not name.startswith(FOR_PLUGINS)}
     return {part if part in ALLOWED else "api" for part in parts}
 
 

@@ -110,7 +110,7 @@ async def test_the_other_optimizers_have_the_bits_of_the_plain_loop_too(
     """Error Feedback around Lion and around SGD with momentum, on two stages."""
     from headway.optim.spec import GroupSpec
 
-    group = GroupSpec(name=optimizer, lr=1e-3)  # type: ignore[arg-type]
+    group = GroupSpec(name=optimizer, lr=1e-3)
     spec = small_job(
         f"other-{optimizer}", optim=OptimSpec(matrices=group, rest=group, lr_schedule="wsd", warmup_batches=2)
     )

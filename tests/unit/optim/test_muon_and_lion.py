@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from headway.optim.layer_optimizer import Lion
+from headway.optim.lion import Lion
 from headway.optim.muon import Muon, shape_scale
 from tests.rigs.muon_reference import muon_reference
 

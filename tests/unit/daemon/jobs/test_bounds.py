@@ -58,7 +58,10 @@ REFUSED = {
     "site of two lines": (NAMED + '[placement]\nsites = ["a\\nb"]', "placement.sites[0]: 'a\\nb' has a character"),
     "many sites": (NAMED + "[placement]\nsites = [" + '"a",' * 1001 + "]", "placement.sites: names 1001 sites"),
     "no hash": (NAMED + '[data]\nsha256 = "../x"', "data.sha256: '../x' is not a SHA-256"),
-    "optimizer that is a list": (NAMED + "[optim]\nrest = { name = [1] }", "optim.rest.name: [1] is not one of"),
+    "optimizer that is a list": (
+        NAMED + "[optim]\nrest = { name = [1] }",
+        "optim.rest.name: expected str, got array ([1])",
+    ),
 }
 
 PLACES = {

@@ -5,8 +5,11 @@ import random
 from dataclasses import replace
 
 from headway.daemon.cluster.records import Device, DeviceKey, NodeRecord
+from headway.daemon.jobs.job import PluginsSpec
+from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.plan.devices import DeviceSlot, natural
 from headway.daemon.plan.plan_question import PlanQuestion, ask
+from headway.daemon.plan.planner import answer
 from tests.rigs.simulated_cluster import small_spec
 
 SITES = ("here", "there")
@@ -64,3 +67,16 @@ def test_questions_follow_every_node() -> None:
         for other in questions[-20:]:
             same = replace(other, slots=found.slots) == found
             assert (other == found) == (other.slots == found.slots and same)
+
+
+def test_the_wheel_of_plug_ins_is_a_part_of_the_arithmetic() -> None:
+    """Of a job whose bits must be one class's: it goes on with its own code, and not with another wheel."""
+    nodes = (replace(node("a", random.Random(0)), allow_plugins=("any",), is_draining=False, stays_out=""),)
+    exact = small_spec("j").with_values({"train.exactness": "required"})
+    ours, theirs = (replace(exact, plugins=PluginsSpec(wheel="w.whl", sha256=digit * 64)) for digit in "12")
+    (known,) = {slot.arithmetic_class for slot in ask(ours, nodes).slots}
+    assert known == f"one with w.whl {'1' * 16}"
+    assert isinstance(answer(ask(ours, nodes, history=(known,))), ClusterPlan)
+    refused = answer(ask(theirs, nodes, history=(known,)))
+    assert isinstance(refused, PlanRefused)
+    assert refused.reason.startswith(f'exactness = "required" and the job began on {known}')

@@ -1,0 +1,134 @@
+"""`python -m headway.daemon.jobs.plugin_trial OUT`: the process that tries a job's plug-ins before it is submitted.
+
+It reads the job from stdin, and writes a `Trial` to OUT. What the plug-ins need is counted on tensors without content,
+and that they keep the rules of headway.stages.plugins is tried on small ones.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.plugins import Trial, import_plugins
+from headway.optim.layer_optimizer import inner_optimizer, optimizer_factory, state_tensors
+from headway.optim.routing import ROUTER_BIAS, Group, route_layer
+from headway.optim.spec import GroupSpec, KeptState, OptimSpec, StateTensor
+from headway.stages.errors import DataError
+from headway.stages.model.decoder import trained_shapes
+from headway.stages.plugin_names import PluginError, told_by
+
+NUM_UPDATES: Final = 3
+_SMALL: Final[dict[Group, tuple[str, dict[str, tuple[int, ...]]]]] = {
+    Group.MATRICES: ("block.0", {"a.weight": (6, 4), "b.weight": (4, 6), "c.weight": (4, 4)}),
+    Group.REST: ("embed", {"norm.weight": (5,), "weight": (6, 4), "z.bias": (3,)}),
+}
+
+
+def main() -> None:
+    """Run the process."""
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=JobSpec)
+    Path(sys.argv[1]).write_bytes(msgspec.json.encode(tried(spec)))
+
+
+def tried(spec: JobSpec) -> Trial:
+    """Return what a job's plug-ins need, or what is wrong with one."""
+    try:
+        import_plugins(spec, Path(spec.plugins.data.source))
+        return Trial(
+            matrices=optimizer_trial(spec, Group.MATRICES, spec.optim.matrices),
+            rest=optimizer_trial(spec, Group.REST, spec.optim.rest),
+        )
+    except (PluginError, DataError) as error:
+        return Trial(fault=str(error))
+
+
+def optimizer_trial(spec: JobSpec, group: Group, optimizer: GroupSpec) -> tuple[KeptState, ...]:
+    """Return what a plug-in keeps for each shape of its group's parameters; of another optimizer, nothing.
+
+    Raises PluginError when it breaks a rule.
+    """
+    if not optimizer.is_plugin:
+        return ()
+    with told_by(optimizer.name):
+        _check_rules(group, optimizer)
+        return tuple(_kept(optimizer, shape) for shape in sorted(set(_shapes(spec, group))))
+
+
+def _shapes(spec: JobSpec, group: Group) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of the parameters in a group."""
+    num_kinds = min(len(spec.model.layer_types) or 1, spec.model.num_hidden_layers)
+    for layer in ("embed", *(f"block.{index}" for index in range(num_kinds)), "head"):
+        parameters = {
+            name: torch.empty(shape, device="meta") for name, shape in trained_shapes(layer, spec.model).items()
+        }
+        for name in route_layer(layer, parameters).get(group, ()):
+            if name != ROUTER_BIAS:
+                yield tuple(parameters[name].shape)
+
+
+def _kept(optimizer: GroupSpec, shape: tuple[int, ...]) -> KeptState:
+    """Return what is kept for a parameter. Steps that read values are done with content."""
+    try:
+        return KeptState(shape, _stepped(optimizer, torch.empty(shape, device="meta")))
+    except (RuntimeError, NotImplementedError):
+        return KeptState(shape, _stepped(optimizer, torch.zeros(shape)))
+
+
+def _stepped(optimizer: GroupSpec, weight: Tensor) -> tuple[StateTensor, ...]:
+    slot = torch.nn.Parameter(weight, requires_grad=False)
+    made = inner_optimizer(optimizer, [slot])
+    if made.state:
+        raise PluginError(optimizer.name, "keeps state before its first step; make it in `step`")
+    before = [{key: value for key, value in of.items() if key != "params"} for of in made.param_groups]
+    slot.grad = torch.ones_like(slot)
+    with torch.no_grad():
+        made.step()
+    if before != [{key: value for key, value in of.items() if key != "params"} for of in made.param_groups]:
+        raise PluginError(optimizer.name, "changes its param_groups in a step; only self.state[parameter] is saved")
+    return state_tensors(made.state.get(slot, {}))
+
+
+def _check_rules(group: Group, optimizer: GroupSpec) -> None:
+    """Try that a step has no other memory than its state, and no parameter another's result. Raises PluginError."""
+    layer, shapes = _SMALL[group]
+    small = replace(optimizer, kept=tuple(_kept(optimizer, shape) for shape in sorted(set(shapes.values()))))
+    optim = replace(OptimSpec(), matrices=small, rest=small, error_feedback=0.0, warmup_batches=0)
+
+    def updated(names: tuple[str, ...], *, is_restored: bool) -> dict[str, Tensor]:
+        make = optimizer_factory(optim, num_batches=NUM_UPDATES, delay=0)
+        weights = {name: _drawn(shapes[name], 0) for name in names}
+        stepping = make(layer, weights)
+        for update in range(NUM_UPDATES):
+            if is_restored and update:
+                kept, stepping = stepping.state(), make(layer, weights)
+                stepping.load_state(kept)
+            gradients = {name: _drawn(shapes[name], update + 1) for name in names}
+            stepping.step(update, current=weights, target=weights, gradients=gradients)
+        return weights
+
+    plain = updated(tuple(shapes), is_restored=False)
+    alone = {name: updated((name,), is_restored=False)[name] for name in shapes}
+    again = updated(tuple(shapes), is_restored=False)
+    restored = updated(tuple(shapes), is_restored=True)
+    rules: dict[str, Mapping[str, Tensor]] = {
+        "is not deterministic: it gives other bits a second time": again,
+        "steps a parameter otherwise when it is alone; nothing may depend on the other parameters": alone,
+        "steps otherwise when it is made anew; only self.state[parameter] is saved, keep nothing elsewhere": restored,
+    }
+    for what, other in rules.items():
+        if any(not torch.equal(plain[name], other[name]) for name in shapes):
+            raise PluginError(optimizer.name, what)
+
+
+def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+if __name__ == "__main__":
+    main()

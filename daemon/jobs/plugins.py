@@ -1,0 +1,177 @@
+"""A job's own code: a wheel that is read and tried when the job is submitted, and imported where the job computes.
+
+It travels as a data set of bytes, whose one shard is the wheel. Its modules are imported from that file as it is:
+nothing is unpacked or installed, and what it needs must be on the machine. What belongs to Headway or is installed goes
+before it.
+"""
+
+import hashlib
+import io
+import pkgutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.optim.spec import KeptState
+from headway.stages.plugin_names import PluginError, told_by
+
+MAX_WHEEL_BYTES: Final = 16 << 20
+IMPORT_S: Final = 30.0
+"""Time to import all plug-ins of a job."""
+TRIAL_S: Final = 300.0
+"""Time to import torch and the plug-ins, and to try them: an optimizer is stepped for each shape of the model."""
+_COMPILED: Final = (".so", ".pyd", ".dylib")
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial has found out of a job's plug-ins; a plan counts with it."""
+
+    fault: str = ""
+    """What is wrong; empty: nothing."""
+    matrices: tuple[KeptState, ...] = ()
+    rest: tuple[KeptState, ...] = ()
+
+
+def with_plugins(spec: JobSpec, *, job_file: Path, cache_dir: Path) -> JobSpec:
+    """Return the job with its wheel's hash, and what its plug-ins need. Blocks for seconds if it has any.
+
+    Raises ConfigError: no wheel, another one than the job's sha256, or plug-ins that fail or break a rule.
+    """
+    if not spec.plugins.wheel:
+        return spec
+    path = (job_file.parent / Path(spec.plugins.wheel).expanduser()).resolve()
+    wheel, where = _read_wheel(path, f"{job_file}:plugins.wheel"), f"{job_file}:plugins"
+    sha256 = hashlib.sha256(wheel).hexdigest()
+    if spec.plugins.sha256 not in ("", sha256):
+        what = f"{path.name} is {sha256[:12]}…, not {spec.plugins.sha256[:12]}…; correct the hash or the wheel"
+        raise ConfigError(what, f"{where}.sha256")
+    data = _as_data(wheel, cache_dir / "plugins" / sha256)
+    known = replace(spec, plugins=replace(spec.plugins, wheel=path.name, sha256=sha256, data=data))
+    trial = _tried(known)
+    if trial.fault:
+        raise ConfigError(trial.fault, f"{where}.wheel")
+    matrices, rest = replace(spec.optim.matrices, kept=trial.matrices), replace(spec.optim.rest, kept=trial.rest)
+    return replace(known, optim=replace(spec.optim, matrices=matrices, rest=rest))
+
+
+def _read_wheel(path: Path, where: str) -> bytes:
+    """Return the bytes of a wheel, or of one made of a module: equal modules give equal bytes. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_WHEEL_BYTES + 1)
+        if len(raw) > MAX_WHEEL_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_WHEEL_BYTES >> 20} MiB; leave data and weights out", where)
+        if path.suffix == ".py":
+            made = io.BytesIO()
+            with zipfile.ZipFile(made, "w") as archive:
+                archive.writestr(zipfile.ZipInfo(path.name), raw)
+            return made.getvalue()
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            compiled = next((name for name in archive.namelist() if name.endswith(_COMPILED)), "")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", where) from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"{path} is neither a wheel nor a .py file: {error}; `pip wheel . --no-deps` makes one", where
+        ) from error
+    if compiled:
+        raise ConfigError(f"{path} has compiled code, {compiled}; a plug-in is Python alone", where)
+    return raw
+
+
+def _as_data(wheel: bytes, folder: Path) -> DataSpec:
+    """Return the wheel as a data set of bytes in a folder. Raises ConfigError."""
+    import numpy as np
+
+    from headway.stages.data.shard_index import read_index
+    from headway.stages.data.shard_writer import DataForm, writing_shards
+    from headway.stages.errors import DataError
+
+    try:
+        with suppress(DataError), writing_shards(folder, DataForm(vocab_size=256), provenance="a wheel") as writer:
+            writer.append(np.frombuffer(wheel, np.uint8))
+        return DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+    except (DataError, OSError) as error:
+        raise ConfigError(f"cannot be written: {error}", str(folder)) from error
+
+
+def _tried(spec: JobSpec) -> Trial:
+    """Import and try a job's plug-ins in a process of their own, which has no more than TRIAL_S."""
+    wheel = spec.plugins.wheel
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "trial.json"
+        command = [sys.executable, "-P", "-m", "headway.daemon.jobs.plugin_trial", str(told)]
+        try:
+            done = subprocess.run(
+                command, input=msgspec.json.encode(spec), capture_output=True, timeout=TRIAL_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Trial(fault=f"plug-in {wheel}: its trial takes longer than {TRIAL_S:g} s")
+        if told.exists():
+            return msgspec.json.decode(told.read_bytes(), type=Trial)
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return Trial(fault=f"plug-in {wheel}: its trial ended with exit status {done.returncode}: {last[:200]}")
+
+
+def import_plugins(spec: JobSpec, folder: Path) -> None:
+    """Import what a job names from its wheel, and let `pkgutil.resolve_name` find it. folder: the wheel as data.
+
+    A process imports the plug-ins of one job in its life: another wheel could have modules of the same names. Raises
+    PluginError: the wheel has another hash, the machine lacks a package, or the import fails or takes too long.
+    """
+    from headway.stages.data.shard_index import read_index
+
+    if not spec.plugins.sha256:
+        return
+    wheel = folder / read_index(folder).shards[0].file
+    with wheel.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != spec.plugins.sha256:
+        what = f"the file in {folder} is {sha256[:12]}…, not {spec.plugins.sha256[:12]}…, so nothing of it is imported"
+        raise PluginError(spec.plugins.wheel, what)
+    if str(wheel) not in sys.path:
+        sys.path.append(str(wheel))
+    for key, name in spec.plugin_names.items():
+        with told_by(name), _within(IMPORT_S, f"its import takes longer than {IMPORT_S:g} s"):
+            module = name.partition(":")[0]
+            try:
+                found = pkgutil.resolve_name(module)
+            except ModuleNotFoundError as error:
+                is_own = module.split(".")[0] == (error.name or "").split(".")[0]
+                what = f"{spec.plugins.wheel} has no module {error.name}" if is_own else f"needs {error.name}"
+                what += "" if is_own else ", which is not installed on this machine, and a wheel brings nothing along"
+                raise PluginError(name, f"{what} ({key})") from error
+            if not str(getattr(found, "__file__", "")).startswith(str(wheel)):
+                raise PluginError(name, "is another module of this machine, which goes before the wheel's; rename it")
+            pkgutil.resolve_name(name)
+
+
+@contextmanager
+def _within(seconds: float, what: str) -> Iterator[None]:
+    """Raise TimeoutError in the block when its time is over, if this is the main thread."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(what)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,140 @@
+"""Wheels of a job's own code: how they are read and tried, and one line for each thing that is wrong with one."""
+
+import hashlib
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.jobs import plugins
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.jobs.plugin_trial import tried
+from headway.daemon.jobs.plugins import import_plugins, with_plugins
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.stages.plugin_names import PluginError
+
+JOB = """
+[job]
+name = "x"
+[model]
+num_hidden_layers = 2
+hidden_size = 16
+intermediate_size = 32
+num_attention_heads = 2
+num_key_value_heads = 1
+[optim]
+matrices = {{ name = "{module}:Own", settings = {settings} }}
+[plugins]
+wheel = "{module}.py"
+"""
+OPTIMIZER = """
+import torch
+class Own(torch.optim.Optimizer):
+    def __init__(self, params, *, lr, weight_decay, rank=1):
+        super().__init__(params, {"lr": lr})
+        self.own = 0
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            STEP
+"""
+FAULTS = {
+    "raises": ("raise KeyError('left')", "KeyError: 'left' (raises.py:10)"),
+    "infinite": ("weight.div_(0)", "not finite"),
+    "replaces": ("weight.data = weight - weight.grad", "replaced the weights; it has to change them in place"),
+    "remembers": (
+        "self.own += weight is self.param_groups[0]['params'][0]; weight.add_(weight.grad, alpha=self.own)",
+        "steps otherwise when it is made anew",
+    ),
+    "neighbours": ("weight.add_(len(self.param_groups[0]['params']))", "steps a parameter otherwise when it is alone"),
+    "draws": ("weight.add_(torch.randn_like(weight))", "is not deterministic"),
+    "list": ("state['seen'] = [1]", "keeps a list as `seen`; only tensors"),
+    "group": ("self.param_groups[0]['k'] = 1", "changes its param_groups in a step"),
+}
+
+
+@pytest.fixture(autouse=True)
+def path_of_imports() -> Iterator[None]:
+    """Imports of a test end with it."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def job(folder: Path, module: str, text: str, *, settings: str = "{}") -> JobSpec:
+    """A job with a module, as `with_plugins` leaves it before the trial."""
+    (folder / f"{module}.py").write_text(text)
+    spec = parse_job(JOB.format(module=module, settings=settings))
+    wheel = plugins._read_wheel(folder / f"{module}.py", "job.toml")
+    sha256 = hashlib.sha256(wheel).hexdigest()
+    known = replace(spec.plugins, sha256=sha256, data=plugins._as_data(wheel, folder / sha256))
+    return replace(spec, plugins=known)
+
+
+@pytest.mark.parametrize(("module", "step", "line"), [(name, *row) for name, row in FAULTS.items()])
+def test_a_step_that_breaks_a_rule_is_refused_by_name(tmp_path: Path, module: str, step: str, line: str) -> None:
+    """One line names the plug-in and the rule, before any node sees the job."""
+    fault = tried(job(tmp_path, module, OPTIMIZER.replace("STEP", step))).fault
+    assert fault.startswith(f"plug-in {module}:Own: ")
+    assert line in fault
+    assert "\n" not in fault
+
+
+def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not there, a class that is not there, a setting that is unknown, an import that hangs."""
+    lines = {
+        "needs": ("import no_such_package", "needs no_such_package, which is not installed on this machine"),
+        "empty": ("", "AttributeError: module 'empty' has no attribute 'Own'"),
+        "other": ("Own = lambda params, **settings: []", "makes a list, which is no torch.optim.Optimizer"),
+        "hangs": ("while True: pass", "TimeoutError: its import takes longer than 0.1 s"),
+        "json": ("Own = dict", "is another module of this machine, which goes before the wheel's; rename it"),
+    }
+    monkeypatch.setattr(plugins, "IMPORT_S", 0.1)
+    for module, (text, line) in lines.items():
+        assert line in tried(job(tmp_path, module, text)).fault, module
+    unknown = job(tmp_path, "unknown", OPTIMIZER.replace("STEP", "pass"), settings="{ rnk = 2 }")
+    assert "unexpected keyword argument 'rnk'" in tried(unknown).fault
+
+
+def test_another_wheel_than_the_jobs_is_refused(tmp_path: Path) -> None:
+    """By the job file's own hash when it is read; and where it is imported, nothing of other bytes runs."""
+    spec = job(tmp_path, "altered", "raise SystemExit")
+    other = replace(spec, plugins=replace(spec.plugins, sha256="0" * 64))
+    with pytest.raises(PluginError, match=r"plug-in altered.py: the file in .* is .*, not 000000000000…"):
+        import_plugins(other, Path(spec.plugins.data.source))
+    with pytest.raises(ConfigError, match=r"job.toml:plugins.sha256: altered.py is .*…, not 000000000000…"):
+        with_plugins(other, job_file=tmp_path / "job.toml", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("name", "line"), [("text.whl", "is neither a wheel"), ("fast.whl", "compiled code, a.so")])
+def test_what_is_no_wheel_of_python_is_refused(tmp_path: Path, name: str, line: str) -> None:
+    """A text, and compiled code, which no import from a wheel finds."""
+    (tmp_path / "text.whl").write_text("no wheel")
+    with zipfile.ZipFile(tmp_path / "fast.whl", "w") as archive:
+        archive.writestr("a.so", b"")
+    spec = parse_job(JOB.format(module="m", settings="{}"))
+    spec = replace(spec, plugins=replace(spec.plugins, wheel=name))
+    with pytest.raises(ConfigError, match=line):
+        with_plugins(spec, job_file=tmp_path / "job.toml", cache_dir=tmp_path)
+
+
+def test_the_plan_counts_what_the_optimizer_keeps(tmp_path: Path) -> None:
+    """A factor of each side in float64, as Shampoo has it: rows² + columns² of 8 bytes, for each matrix."""
+    (tmp_path / "factors.py").write_text(
+        OPTIMIZER.replace(
+            "STEP",
+            "[state.setdefault(str(n), torch.zeros(n, n, dtype=torch.float64, device=weight.device))"
+            " for n in weight.shape]",
+        )
+    )
+    spec = parse_job(JOB.format(module="factors", settings="{}").replace("[optim]", "[optim]\nerror_feedback = 0.0"))
+    spec = with_plugins(spec, job_file=tmp_path / "job.toml", cache_dir=tmp_path)
+    block = layer_costs(spec)[1]
+    shapes = [(16, 16), (8, 16), (8, 16), (16, 16), (32, 16), (32, 16), (16, 32)]
+    of_matrices = sum(8 * sum(side**2 for side in {*shape}) for shape in shapes)
+    assert block.optimizer_bytes == of_matrices + 2 * 16 * 2 * 4, "AdamW keeps two tensors of each norm"
