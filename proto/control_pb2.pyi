@@ -289,30 +289,34 @@ class LogLine(_message.Message):
     def __init__(self, node: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class JournalRequest(_message.Message):
-    __slots__ = ("job", "from_batch")
+    __slots__ = ("job", "from_batch", "every")
     JOB_FIELD_NUMBER: _ClassVar[int]
     FROM_BATCH_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
     job: str
     from_batch: int
-    def __init__(self, job: _Optional[str] = ..., from_batch: _Optional[int] = ...) -> None: ...
+    every: int
+    def __init__(self, job: _Optional[str] = ..., from_batch: _Optional[int] = ..., every: _Optional[int] = ...) -> None: ...
 
-class JournalEntry(_message.Message):
-    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "microbatch_losses", "eval_loss")
+class JournalRows(_message.Message):
+    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm", "next_batch")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCH_LOSSES_FIELD_NUMBER: _ClassVar[int]
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
-    batch: int
-    loss: float
-    tokens: int
-    seconds: float
-    generation: int
-    microbatch_losses: _containers.RepeatedScalarFieldContainer[float]
-    eval_loss: float
-    def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ..., eval_loss: _Optional[float] = ...) -> None: ...
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    batch: _containers.RepeatedScalarFieldContainer[int]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    eval_loss: _containers.RepeatedScalarFieldContainer[float]
+    gradient_norm: _containers.RepeatedScalarFieldContainer[float]
+    next_batch: int
+    def __init__(self, batch: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., generation: _Optional[_Iterable[int]] = ..., eval_loss: _Optional[_Iterable[float]] = ..., gradient_norm: _Optional[_Iterable[float]] = ..., next_batch: _Optional[int] = ...) -> None: ...
 
 class RecentOperations(_message.Message):
     __slots__ = ("job", "generation", "worker", "launched", "kinds", "batches", "microbatches", "versions", "started_s", "ended_s")

@@ -49,7 +49,7 @@ class NodeStub:
         self.Journal = channel.unary_stream(
                 '/headway.control.Node/Journal',
                 request_serializer=headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
-                response_deserializer=headway_dot_proto_dot_control__pb2.JournalEntry.FromString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.JournalRows.FromString,
                 _registered_method=True)
         self.Accompany = channel.unary_stream(
                 '/headway.control.Node/Accompany',
@@ -227,7 +227,7 @@ def add_NodeServicer_to_server(servicer, server):
             'Journal': grpc.unary_stream_rpc_method_handler(
                     servicer.Journal,
                     request_deserializer=headway_dot_proto_dot_control__pb2.JournalRequest.FromString,
-                    response_serializer=headway_dot_proto_dot_control__pb2.JournalEntry.SerializeToString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.JournalRows.SerializeToString,
             ),
             'Accompany': grpc.unary_stream_rpc_method_handler(
                     servicer.Accompany,
@@ -367,7 +367,7 @@ class Node:
             target,
             '/headway.control.Node/Journal',
             headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
-            headway_dot_proto_dot_control__pb2.JournalEntry.FromString,
+            headway_dot_proto_dot_control__pb2.JournalRows.FromString,
             options,
             channel_credentials,
             insecure,

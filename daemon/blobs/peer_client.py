@@ -258,10 +258,10 @@ class NodeClient:
         return self._read(endpoint, lambda stub: stub.Logs(request, timeout=timeout_s))
 
     def journal(
-        self, endpoint: NodeEndpoint, job: str, *, from_batch: int = 0
-    ) -> AsyncIterator[control_pb2.JournalEntry]:
-        """Yield the newest written journal of a job."""
-        request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
+        self, endpoint: NodeEndpoint, job: str, *, from_batch: int = 0, every: int = 1
+    ) -> AsyncIterator[control_pb2.JournalRows]:
+        """Yield the newest written journal of a job. every: only batches that it divides, and evaluated ones."""
+        request = control_pb2.JournalRequest(job=job, from_batch=from_batch, every=every)
         return self._read(endpoint, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
 
     def trace(

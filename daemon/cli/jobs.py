@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headway.daemon.base.addresses import NodeEndpoint
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
     from headway.daemon.reports.job_report import JobReport
+    from headway.daemon.reports.metrics_file import HistoryRow
     from headway.daemon.reports.watch_view import Snapshot
 
 WAIT_TIMEOUT_S = 1200.0
@@ -241,12 +242,14 @@ class HistoryOptions:
     """First batch that is shown."""
     every: Annotated[int, typer.Option(min=1)] = 1
     """Show the batches that this number divides, and those with a held-out loss."""
+    follow: Annotated[bool, typer.Option("--follow", "-f")] = False
+    """Go on with each batch as soon as no failure can undo it, until the job is over."""
     as_csv: Annotated[bool, typer.Option("--csv")] = False
     """Print comma-separated values, with a line of titles."""
 
 
-def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> Answer:
-    """Show each batch of a job from its beginning: loss, held-out loss, learning rate, tokens/s, plan.
+def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
+    """Show each batch of a job from its beginning: loss, held-out loss, learning rate, gradient norm, tokens/s, plan.
 
     Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
 
@@ -254,30 +257,40 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     headway history my-job --every 100
     headway history my-job --csv > losses.csv
     """
-    from headway.daemon.client.job_watch import read_history
-    from headway.daemon.reports.metrics_file import HistoryRow
+    from headway.daemon.client.job_watch import follow_history, read_history
+    from headway.daemon.reports.metrics_file import ROW_NAMES
 
-    found = where.run(lambda session: read_history(session, job, from_batch=options.from_batch))
-    rows = [row for row in found if row.batch % options.every == 0 or row.eval_loss is not None]
-    if as_json:
-        return [json.dumps(row.as_dict()) for row in rows]
-    if options.as_csv:
-        names = [each.name for each in fields(HistoryRow)]
-        known = [row.as_dict() for row in rows]
-        return [",".join(names), *(",".join(str(each.get(name, "")) for name in names) for each in known)]
-    titles = ("batch", "loss", "held-out", "rate", "tokens/s", "generation")
-    texts = [
-        (
-            str(row.batch),
-            f"{row.loss:.4f}",
-            "" if row.eval_loss is None else f"{row.eval_loss:.4f}",
-            f"{row.learning_rate:.3g}",
-            f"{row.tokens / row.seconds:.0f}" if row.seconds else "",
-            str(row.generation),
-        )
-        for row in rows
-    ]
-    return table(titles, texts) if texts else [f"no batch of {job} is restorable yet; `headway watch {job}` shows it"]
+    def line(row: "HistoryRow") -> str:
+        if as_json:
+            return json.dumps(row.as_dict())
+        if options.as_csv:
+            known = row.as_dict()
+            return ",".join(str(known.get(name, "")) for name in ROW_NAMES)
+        return _history_line(row)
+
+    async def work(session: "ClusterSession") -> None:
+        read = follow_history if options.follow else read_history
+        num_rows = 0
+        async for row in read(session, job, from_batch=options.from_batch, every=options.every):
+            if not num_rows and not as_json:
+                say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)
+            num_rows += 1
+            say(line(row))
+        if not num_rows:
+            warn(f"no batch of {job} is restorable yet; `headway watch {job}` shows it")
+
+    where.run(lambda session: session.while_reachable(work(session)))
+
+
+_HISTORY_TITLES = f"{'batch':>9}{'loss':>10}{'held-out':>10}{'rate':>11}{'norm':>11}{'tokens/s':>11}{'generation':>12}"
+
+
+def _history_line(row: "HistoryRow") -> str:
+    held_out = "" if row.eval_loss is None else f"{row.eval_loss:.4f}"
+    norm = "" if row.gradient_norm is None else f"{row.gradient_norm:.4g}"
+    speed = f"{row.tokens / row.seconds:.0f}" if row.seconds else ""
+    numbers = f"{row.batch:>9}{row.loss:>10.4f}{held_out:>10}{row.learning_rate:>11.3g}{norm:>11}"
+    return f"{numbers}{speed:>11}{row.generation:>12}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

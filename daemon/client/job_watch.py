@@ -1,16 +1,16 @@
 """Follows a job to its end: its progress, its journal into `metrics.jsonl`, the output of its workers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, JobFailedError, RecoveryError
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.client.cluster_access import ClusterSession, first_answer, node_client
+from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.client.job_requests import job_of, node_of
 from headway.daemon.cluster.records import TERMINAL_PHASES, Desired, Phase
 from headway.daemon.cluster.state_key import JOURNAL
@@ -61,7 +61,7 @@ async def _past(session: ClusterSession, view: ClusterView, name: str) -> list[t
     """Return (batch, loss) of a job from its beginning; none if nobody tells them soon: then its picture begins now."""
     with suppress(PeerError, RecoveryError, ConfigError, TimeoutError):
         async with asyncio.timeout(PAST_TIMEOUT_S):
-            return [(row.batch, row.loss) for row in await history_in(session, view, name)]
+            return [(row.batch, row.loss) async for row in history_in(session, view, name)]
     return []
 
 
@@ -114,27 +114,45 @@ def traceback_line(lines: list[str]) -> str:
 
 WHOLE_TIMEOUT_S: Final = 30.0
 WHOLE_INTERVAL_S: Final = 0.1
+_COLUMNS: Final = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm")
+_UNKNOWN: Final = -1.0
+"""Stands in JournalRows where a value is missing."""
 
 
-class JournalCopy:
-    """The metrics file of one job, and the source of its journal. An existing file is continued."""
+class HistoryReader:
+    """Reads the rows of a job, each once and in order, as they become final: no failure can undo them any more."""
 
-    def __init__(self, session: ClusterSession, job: str, path: Path) -> None:
+    def __init__(self, session: ClusterSession, job: str, *, from_batch: int = 0, every: int = 1) -> None:
+        """every: only batches that it divides, and evaluated ones. Raises ConfigError without a certificate."""
         if session.identity is None:
             raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
-        self.file = MetricsFile(path, is_resumed=True)
+        self.next_batch = from_batch
+        """All rows before it have been read, or are not chosen."""
+        self._every = every
         self._job = job
         self._session = session
         self._client = NodeClient(session.identity)
         self._written: set[tuple[int, int]] = set()
 
     async def close(self) -> None:
-        """Close the file and the connections."""
-        self.file.close()
+        """Close the connections."""
         await self._client.close()
 
-    async def on_view(self, view: ClusterView, job: JobView) -> None:
-        """Copy new lines if a journal was written since the last call. A node that does not answer is asked later."""
+    async def rows(self, view: ClusterView) -> AsyncIterator[HistoryRow]:
+        """Yield what the first node tells that can tell everything it knows. Raises UnavailableError when none can."""
+        reasons = []
+        for name in sorted(view.nodes):
+            try:
+                async for row in self._rows_of(view, view.nodes[name].endpoint):
+                    yield row
+            except (PeerError, RecoveryError) as error:
+                reasons.append(str(error))
+            else:
+                return
+        raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")
+
+    async def new_rows(self, view: ClusterView, job: JobView) -> AsyncIterator[HistoryRow]:
+        """Yield rows if a journal was written since the last call. A node that does not answer is asked later."""
         written = set(restorable(job, view.nodes)) if job.spec is not None else set()
         if lineage_of(job) is None:
             written |= {place for place in job.state if job.holders(*place, JOURNAL)}
@@ -142,86 +160,142 @@ class JournalCopy:
             written.add((job.checkpoint.timeline, job.checkpoint.boundary))
         if not written <= self._written:
             try:
-                await self.copy(view)
+                async for row in self.rows(view):
+                    yield row
             except (PeerError, RecoveryError):
                 return
             self._written |= written
 
-    async def copy_whole(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
-        """Copy until `num_batches` batches are there: a daemon may not know yet that the job has ended.
+    async def rest(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> AsyncIterator[HistoryRow]:
+        """Yield rows until `num_batches` batches are there: a daemon may not know yet that the job has ended.
 
         Raises TimeoutError, naming what is missing and why.
 
         """
         reason = "no node has more batches"
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.file.last_batch < num_batches - 1:
-                    view = await self._session.view()
-                    for name in sorted(view.nodes):
-                        try:
-                            await self._copy_from(view, view.nodes[name].endpoint)
-                        except (PeerError, RecoveryError) as error:
-                            reason = str(error)
-                    if self.file.last_batch < num_batches - 1:
-                        await asyncio.sleep(WHOLE_INTERVAL_S)
-        except TimeoutError as error:
-            have = self.file.last_batch + 1
-            raise TimeoutError(
-                f"journal of {self._job}: {have} of {num_batches} batches came within {timeout_s:g} s ({reason})"
-            ) from error
+        gives_up_at = time.monotonic() + timeout_s
+        while self.next_batch < num_batches:
+            view = await self._session.view()
+            for name in sorted(view.nodes):
+                try:
+                    async for row in self._rows_of(view, view.nodes[name].endpoint):
+                        yield row
+                except (PeerError, RecoveryError) as error:
+                    reason = str(error)
+            if self.next_batch < num_batches:
+                if time.monotonic() > gives_up_at:
+                    have = f"{self.next_batch} of {num_batches} batches"
+                    raise TimeoutError(f"journal of {self._job}: {have} came within {timeout_s:g} s ({reason})")
+                await asyncio.sleep(WHOLE_INTERVAL_S)
 
-    async def copy(self, view: ClusterView) -> int:
-        """Append the batches that the file lacks; return their number. Raises UnavailableError."""
-        return await first_answer(_endpoints(view), partial(self._copy_from, view))
-
-    async def _copy_from(self, view: ClusterView, endpoint: NodeEndpoint) -> int:
-        before = self.file.last_batch
-        async for row in _rows(self._client, endpoint, job_of(view, self._job), from_batch=before + 1):
-            self.file.append(row)
-        return self.file.last_batch - before
-
-
-async def read_history(session: ClusterSession, name: str, *, from_batch: int = 0) -> list[HistoryRow]:
-    """Return the rows of a job that no failure can undo any more, from a batch on; also of one that is over.
-
-    Raises ConfigError for an unknown job, UnavailableError when no node answers.
-    """
-    return await history_in(session, await session.view(), name, from_batch=from_batch)
+    async def _rows_of(self, view: ClusterView, endpoint: NodeEndpoint) -> AsyncIterator[HistoryRow]:
+        """Yield what a daemon knows of the job's journal. Raises PeerError, RecoveryError."""
+        spec = job_of(view, self._job).spec
+        if spec is None:
+            return
+        rate = rates(spec)
+        told = self._client.journal(endpoint, self._job, from_batch=self.next_batch, every=self._every)
+        async for columns in told:
+            for row in _rows_in(columns, rate):
+                yield row
+            self.next_batch = columns.next_batch
 
 
-async def history_in(session: ClusterSession, view: ClusterView, name: str, *, from_batch: int = 0) -> list[HistoryRow]:
-    """Return the same, by a view."""
-    job = job_of(view, name)
-
-    async def asked(endpoint: NodeEndpoint) -> list[HistoryRow]:
-        return [row async for row in _rows(client, endpoint, job, from_batch=from_batch)]
-
-    async with node_client(session.identity) as client:
-        return await first_answer(_endpoints(view), asked)
-
-
-async def _rows(
-    client: NodeClient, endpoint: NodeEndpoint, job: JobView, *, from_batch: int
-) -> AsyncIterator[HistoryRow]:
-    """Yield what a daemon knows of a job's journal. Raises PeerError, RecoveryError."""
-    if job.spec is None:
-        return
-    rate = rates(job.spec)
-    async for entry in client.journal(endpoint, job.name, from_batch=from_batch):
+def _rows_in(columns: control_pb2.JournalRows, rate: Callable[[int], float]) -> Iterator[HistoryRow]:
+    numbers = (getattr(columns, name) for name in _COLUMNS)
+    for batch, loss, tokens, seconds, generation, eval_loss, norm in zip(*numbers, strict=True):
         yield HistoryRow(
-            batch=entry.batch,
-            loss=entry.loss,
-            learning_rate=rate(entry.batch),
-            tokens=entry.tokens,
-            seconds=entry.seconds,
-            generation=entry.generation,
-            eval_loss=entry.eval_loss if entry.HasField("eval_loss") else None,
+            batch=batch,
+            loss=loss,
+            learning_rate=rate(batch),
+            tokens=tokens,
+            seconds=seconds,
+            generation=generation,
+            eval_loss=None if eval_loss == _UNKNOWN else eval_loss,
+            gradient_norm=None if norm == _UNKNOWN else norm,
         )
 
 
-def _endpoints(view: ClusterView) -> list[NodeEndpoint]:
-    return [view.nodes[name].endpoint for name in sorted(view.nodes)]
+class JournalCopy:
+    """The metrics file of one job, and the source of its rows. An existing file is continued."""
+
+    def __init__(self, session: ClusterSession, job: str, path: Path) -> None:
+        self.reader = HistoryReader(session, job)
+        self.file = MetricsFile(path, is_resumed=True)
+        self.reader.next_batch = self.file.last_batch + 1
+
+    async def close(self) -> None:
+        """Close the file and the connections."""
+        self.file.close()
+        await self.reader.close()
+
+    async def on_view(self, view: ClusterView, job: JobView) -> None:
+        """Copy new lines, see `HistoryReader.new_rows`."""
+        async for row in self.reader.new_rows(view, job):
+            self.file.append(row)
+
+    async def copy_whole(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
+        """Copy until `num_batches` batches are there, see `HistoryReader.rest`."""
+        async for row in self.reader.rest(num_batches, timeout_s=timeout_s):
+            self.file.append(row)
+
+    async def copy(self, view: ClusterView) -> None:
+        """Append the batches that the file lacks. Raises UnavailableError."""
+        async for row in self.reader.rows(view):
+            self.file.append(row)
+
+
+async def read_history(
+    session: ClusterSession, name: str, *, from_batch: int = 0, every: int = 1
+) -> AsyncIterator[HistoryRow]:
+    """Yield the rows of a job that no failure can undo any more, from a batch on; also of one that is over.
+
+    every: only batches that it divides, and evaluated ones. Raises ConfigError for an unknown job, UnavailableError
+    when no node answers.
+    """
+    async for row in history_in(session, await session.view(), name, from_batch=from_batch, every=every):
+        yield row
+
+
+async def history_in(
+    session: ClusterSession, view: ClusterView, name: str, *, from_batch: int = 0, every: int = 1
+) -> AsyncIterator[HistoryRow]:
+    """Yield the same, by a view."""
+    job_of(view, name)
+    reader = HistoryReader(session, name, from_batch=from_batch, every=every)
+    try:
+        async for row in reader.rows(view):
+            yield row
+    finally:
+        await reader.close()
+
+
+async def follow_history(
+    session: ClusterSession, name: str, *, from_batch: int = 0, every: int = 1
+) -> AsyncIterator[HistoryRow]:
+    """Yield the same rows and, until the job is over, each further one as soon as it is final.
+
+    Raises ConfigError when the job does not exist or is removed meanwhile, TimeoutError when nobody tells the last
+    rows.
+    """
+    reader, views = HistoryReader(session, name, from_batch=from_batch, every=every), session.follow()
+    try:
+        async for view in views:
+            job = job_of(view, name)
+            async for row in reader.new_rows(view, job):
+                yield row
+            if job.phase.phase in TERMINAL_PHASES and not is_resumed(job):
+                break
+        if job.phase.phase is Phase.FINISHED:
+            async for row in reader.rest(job.checkpoint.boundary if job.checkpoint is not None else 0):
+                yield row
+        else:
+            with suppress(PeerError, RecoveryError):
+                async for row in reader.rows(await session.view()):
+                    yield row
+    finally:
+        await views.aclose()
+        await reader.close()
 
 
 async def read_logs(

@@ -10,11 +10,9 @@ distinguished from none, as between two daemons of one machine: then it counts a
 
 import asyncio
 import tempfile
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -34,15 +32,17 @@ from headway.daemon.cluster.state_key import JOURNAL, StateKey
 from headway.daemon.decide.boundaries import lineage_of, restorable
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView, Place
-from headway.proto import control_pb2
-from headway.proto.control_pb2 import RecentOperations, WorkerTrace
+from headway.proto.control_pb2 import JournalRows, RecentOperations, WorkerTrace
 from headway.stages.errors import DamagedFileError, PeerError, UnavailableError
 from headway.stages.ids import Boundary, Timeline
 from headway.stages.state.file_digest import FileDigest
-from headway.stages.state.journal import JournalRow
+from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import read_journal
 
 log = structlog.get_logger()
+
+ROWS_A_MESSAGE: Final = 8192
+"""Number of rows of one message: half a mebibyte."""
 
 
 class JournalSource:
@@ -58,27 +58,38 @@ class JournalSource:
         self._checkpoint_root = checkpoint_root
         self._reads = FileThreads("journals")
 
-    async def newest(self, job_name: str, *, from_batch: int = 0) -> list[control_pb2.JournalEntry]:
-        """Return the batches of the newest available journal, from one on; none when no journal was written yet.
+    async def rows(self, job_name: str, *, from_batch: int = 0, every: int = 1) -> AsyncIterator[JournalRows]:
+        """Yield the batches of the newest available journal, from one on; none when no journal was written yet.
 
-        Rows of lost parts are left out, with a warning.
+        every: only the batches that it divides, and those that were evaluated. Rows of lost parts are left out, with a
+        warning. At most two parts are in memory.
 
         Raises RecoveryError when there is no such job, or no journal of it is available.
         """
         job = self._view.jobs.get(job_name)
         if job is None:
             raise RecoveryError(job_name, "there is no such job")
-        keys = self._known(job)
+        newest = await self._newest(job)
+        if newest is None:
+            return
+        async for journal, below in self._in_order(job, newest, from_batch):
+            for message in _messages(journal, from_batch, below, max(1, every)):
+                from_batch = message.next_batch
+                yield message
+                await asyncio.sleep(0)  # other calls of this node come between
+
+    async def _newest(self, job: JobView) -> Journal | None:
+        """Return the newest journal that can be read; None: none was written. Raises RecoveryError."""
         reasons = []
-        for key in sorted(keys, key=lambda key: (key.boundary, key.timeline), reverse=True):
+        for key in sorted(self._known(job), key=lambda key: (key.boundary, key.timeline), reverse=True):
             try:
-                return await self._whole(job, await self._read(job, key), from_batch)
+                return await self._read(job, key)
             except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
                 log.warning("journal_not_read", key=str(key), error=str(error))
                 reasons.append(str(error))
         if reasons:
-            raise RecoveryError(f"journal of {job_name}", "; ".join(reasons))
-        return []
+            raise RecoveryError(f"journal of {job.name}", "; ".join(reasons))
+        return None
 
     def _known(self, job: JobView) -> set[StateKey]:
         """Return the journals of this submission's own past.
@@ -101,39 +112,48 @@ class JournalSource:
         }
         return held | {place for place in job.state if job.holders(*place, JOURNAL)}
 
-    async def _whole(
-        self, job: JobView, newest: list[control_pb2.JournalEntry], from_batch: int
-    ) -> list[control_pb2.JournalEntry]:
-        """Return the entries from a batch on: those of the checkpoint's parts, then those of the newest file."""
-        checkpoint = job.checkpoint
-        first = newest[0].batch if newest else 0
-        entries: list[control_pb2.JournalEntry] = []
-        if checkpoint is not None and from_batch < first:
-            for part in own_parts(checkpoint.journal_parts, lineage_of(job)):
-                if from_batch < part.boundary:
-                    entries = _joined(entries, await self._read_part(checkpoint, part))
-        return _without(_joined(entries, newest), below=from_batch)
+    async def _in_order(
+        self, job: JobView, newest: Journal, from_batch: int
+    ) -> AsyncIterator[tuple[Journal, int | None]]:
+        """Yield the checkpoint's parts and then the newest journal, each with the batch where the next one begins.
 
-    async def _read_part(self, checkpoint: CheckpointRecord, part: JournalPart) -> list[control_pb2.JournalEntry]:
-        """Return a part's entries; none, and a warning, when the part is gone or damaged."""
+        Of a batch in two of them, the newer one counts. Parts without rows from `from_batch` on are not read.
+        """
+        last: Journal | None = None
+        checkpoint, first = job.checkpoint, newest.first_batch
+        if checkpoint is not None and first is not None and from_batch < first:
+            for part in own_parts(checkpoint.journal_parts, lineage_of(job)):
+                journal = await self._read_part(checkpoint, part) if from_batch < part.boundary else None
+                if journal is None or journal.first_batch is None:
+                    continue
+                if last is not None:
+                    yield last, journal.first_batch
+                last = journal
+        if last is not None:
+            yield last, first
+        yield newest, None
+
+    async def _read_part(self, checkpoint: CheckpointRecord, part: JournalPart) -> Journal | None:
+        """Return a part's rows; None, and a warning, when the part is gone or damaged."""
         url = parts_url(resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root))
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / f"{JOURNAL}.safetensors"
             try:
                 if await self._reads.run(url, lambda _: is_there(f"{url}/{part_name(*part.place)}")):
                     await self._bring(path, part, [part_at(url, part, self._reads)])
-                    return await asyncio.to_thread(_entries_of_part, path, part)
+                    end, timeline = Boundary(part.boundary), Timeline(part.timeline)
+                    return await asyncio.to_thread(read_journal, path, boundary=end, timeline=timeline)
                 reason = "it does not exist"
             except (DamagedCopyError, DamagedFileError) as error:
                 reason = error.reason
         log.warning("journal_part_lost", url=url, boundary=part.boundary, reason=reason)
-        return []
+        return None
 
-    async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
+    async def _read(self, job: JobView, key: StateKey) -> Journal:
         written = _as_written(job, key)
         if (file := self._store.get(key)) is not None:
             path = file.path
-            return await self._store.in_thread(lambda _: _entries(path, written))
+            return await self._store.in_thread(lambda _: _journal_in(path, written))
         sources: dict[FileDigest, list[Source]] = {}
         for name, held in sorted(job.holders(key.timeline, key.boundary, JOURNAL).items()):
             if name in self._view.nodes and name != self._node:
@@ -152,7 +172,7 @@ class JournalSource:
                 except RecoveryError as error:
                     failure = error
                     continue
-                return await asyncio.to_thread(_entries, path, written)
+                return await asyncio.to_thread(_journal_in, path, written)
         raise failure
 
     async def _bring(self, path: Path, expected: FileDigest, sources: list[Source]) -> None:
@@ -168,45 +188,20 @@ def _as_written(job: JobView, key: StateKey) -> StateKey:
     return replace(key, job=checkpoint.origin_job or key.job)
 
 
-def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
-    journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
-    return [_journal_entry(row) for row in journal.rows]
+def _journal_in(path: Path, key: StateKey) -> Journal:
+    return read_journal(path, job=key.job, boundary=Boundary(key.boundary))
 
 
-def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalEntry]:
-    journal = read_journal(path, boundary=Boundary(part.boundary), timeline=Timeline(part.timeline))
-    return [_journal_entry(row) for row in journal.rows]
-
-
-def _joined(
-    older: list[control_pb2.JournalEntry], newer: list[control_pb2.JournalEntry]
-) -> list[control_pb2.JournalEntry]:
-    """Return the older rows with the newer ones behind them. Of a batch in both, the newer run counts.
-
-    The older list grows in place: a long job has hundreds of parts, and each join costs its own rows alone.
-    """
-    if newer:
-        del older[bisect_left(older, newer[0].batch, key=attrgetter("batch")) :]
-        older += newer
-    return older
-
-
-def _without(entries: list[control_pb2.JournalEntry], *, below: int) -> list[control_pb2.JournalEntry]:
-    """Return the entries from a batch on."""
-    return entries[bisect_left(entries, below, key=attrgetter("batch")) :]
-
-
-def _journal_entry(row: JournalRow) -> control_pb2.JournalEntry:
-    """Return the message of a batch that the last stage has finished."""
-    return control_pb2.JournalEntry(
-        batch=row.batch,
-        loss=row.loss,
-        tokens=row.tokens,
-        seconds=row.seconds,
-        generation=row.generation,
-        microbatch_losses=row.microbatch_losses,
-        eval_loss=row.eval_loss,
-    )
+def _messages(journal: Journal, first: int, below: int | None, every: int) -> Iterator[JournalRows]:
+    """Yield the chosen rows from one batch to before another, and how far the journal goes in between."""
+    next_batch = first
+    for columns in journal.chosen(first, below, every=every, num_rows=ROWS_A_MESSAGE):
+        next_batch = int(columns["batch"][-1]) + 1
+        yield JournalRows(next_batch=next_batch, **{name: column.tolist() for name, column in columns.items()})
+    end = int(journal.next_batch or 0)
+    end = end if below is None else min(end, below)
+    if end > next_batch:
+        yield JournalRows(next_batch=end)
 
 
 NUM_PINGS: Final = 6

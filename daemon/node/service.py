@@ -352,11 +352,11 @@ class NodeService(control_pb2_grpc.NodeServicer):
 
     async def Journal(  # noqa: N802
         self, request: control_pb2.JournalRequest, context: Any
-    ) -> AsyncIterator[control_pb2.JournalEntry]:
+    ) -> AsyncIterator[control_pb2.JournalRows]:
         """Send the newest written journal of a job, from a batch on."""
         async with _answering(context):
-            for entry in await self._journals.newest(request.job, from_batch=request.from_batch):
-                yield entry
+            async for rows in self._journals.rows(request.job, from_batch=request.from_batch, every=request.every):
+                yield rows
 
     async def Trace(  # noqa: N802
         self, request: control_pb2.TraceRequest, context: Any

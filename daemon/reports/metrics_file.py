@@ -5,10 +5,10 @@ Batches whose rows are lost, because somebody deleted a journal part, have none.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
@@ -30,10 +30,15 @@ class HistoryRow:
     """Number of the plan that computed it; 0: the reference."""
     eval_loss: float | None = None
     """Nats per token of held-out text, on the weights that the batch was computed on; None: no evaluation."""
+    gradient_norm: float | None = None
+    """Of the batch's gradient before clipping, as docs/numerics.md defines it; None: it was not measured."""
 
     def as_dict(self) -> dict[str, float]:
         """Return what is known, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name in ROW_NAMES if (value := getattr(self, name)) is not None}
+
+
+ROW_NAMES: Final = tuple(each.name for each in fields(HistoryRow))
 
 
 def rates(spec: JobSpec) -> Callable[[int], float]:

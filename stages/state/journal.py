@@ -1,6 +1,6 @@
 """The result of every batch: the losses as they were computed, and their cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
@@ -23,9 +23,12 @@ _DTYPES: dict[str, type[Any]] = {
     "tokens": np.int64,
 }
 _EVAL_LOSS = "eval_loss"
-"""A column beside them, float64 [n], NOT_EVALUATED where there is none. It is left out where no row has one."""
-NOT_EVALUATED = -1.0
-"""No loss is below 0, and one of weights that have diverged may be NaN."""
+_GRADIENT_NORM = "gradient_norm"
+_OPTIONAL = (_EVAL_LOSS, _GRADIENT_NORM)
+"""Columns beside them, float64 [n], UNKNOWN where there is no value. One is left out where no row has a value."""
+_ALL_DTYPES = _DTYPES | dict.fromkeys(_OPTIONAL, np.float64)
+UNKNOWN = -1.0
+"""No loss or norm is below 0, and one of weights that have diverged may be NaN."""
 _TALLY = "evaluation_tally"
 """What is left of evaluations whose rows were dropped, float64 [5]: the fields of EvaluationTally in their order."""
 _MIN_CAPACITY = 64
@@ -46,6 +49,8 @@ class JournalRow:
     """Mean loss of the weights that the batch was computed on, over the evaluation's held-out microbatches, in nats per
     token; None: no evaluation.
     """
+    gradient_norm: float | None = None
+    """Of the batch's gradient before clipping, as docs/numerics.md defines it; None: not measured."""
 
     @property
     def loss(self) -> float:
@@ -75,7 +80,7 @@ class Journal:
     @property
     def rows(self) -> Sequence[JournalRow]:
         """Return all rows, oldest first."""
-        columns = [self._columns[name][: self._length].tolist() for name in (*_DTYPES, _EVAL_LOSS)]
+        columns = [self._columns[name][: self._length].tolist() for name in _ALL_DTYPES]
         return tuple(
             JournalRow(
                 batch=Batch(batch),
@@ -83,15 +88,37 @@ class Journal:
                 tokens=tokens,
                 seconds=seconds,
                 generation=Generation(generation),
-                eval_loss=None if eval_loss == NOT_EVALUATED else eval_loss,
+                eval_loss=None if eval_loss == UNKNOWN else eval_loss,
+                gradient_norm=None if norm == UNKNOWN else norm,
             )
-            for batch, generation, losses, seconds, tokens, eval_loss in zip(*columns, strict=True)
+            for batch, generation, losses, seconds, tokens, eval_loss, norm in zip(*columns, strict=True)
         )
+
+    def chosen(
+        self, first: int, below: int | None = None, *, every: int = 1, num_rows: int
+    ) -> Iterator[dict[str, "np.ndarray[Any, Any]"]]:
+        """Yield the rows from one batch to before another, at most `num_rows` at a time, as columns: those of
+        `tensors`, UNKNOWN where a value is missing, and `loss` in place of `losses`.
+
+        every: only the batches that it divides, and those that were evaluated.
+        """
+        batches = self._columns["batch"][: self._length]
+        start, end = np.searchsorted(batches, [first, np.iinfo(np.int64).max if below is None else below])
+        is_chosen = (batches[start:end] % every == 0) | (self._columns[_EVAL_LOSS][start:end] != UNKNOWN)
+        places = start + np.flatnonzero(is_chosen)
+        for begin in range(0, len(places), num_rows):
+            columns = {name: column[places[begin : begin + num_rows]] for name, column in self._columns.items()}
+            losses = columns.pop("losses").astype(np.float64)
+            columns["loss"] = np.zeros(len(losses))
+            for number, of_microbatch in enumerate(losses.T):  # in order of i, as `JournalRow.loss`
+                columns["loss"] = columns["loss"] + of_microbatch if number else of_microbatch
+            columns["loss"] = columns["loss"] / max(1, losses.shape[1])
+            yield columns
 
     def evaluations(self) -> Sequence[tuple[int, float]]:
         """Return batch and held-out loss of each evaluation, oldest first."""
         batches, losses = (self._columns[name][: self._length] for name in ("batch", _EVAL_LOSS))
-        evaluated = losses != NOT_EVALUATED
+        evaluated = losses != UNKNOWN
         return tuple(zip(batches[evaluated].tolist(), losses[evaluated].tolist(), strict=True))
 
     @property
@@ -118,7 +145,8 @@ class Journal:
         values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
-        self._columns[_EVAL_LOSS][self._length] = NOT_EVALUATED if row.eval_loss is None else row.eval_loss
+        for name, number in zip(_OPTIONAL, (row.eval_loss, row.gradient_norm), strict=True):
+            self._columns[name][self._length] = UNKNOWN if number is None else number
         self._length += 1
 
     def truncate(self, boundary: Boundary) -> None:
@@ -141,14 +169,15 @@ class Journal:
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
 
-        These are: `losses` float32 [n, m], `seconds` and `eval_loss` float64 [n], the others int64 [n]. `eval_loss` is
-        left out if no row has one. They are no copies, but rows that are appended later do not change them. A tally
-        goes with them.
+        These are: `losses` float32 [n, m], `seconds`, `eval_loss` and `gradient_norm` float64 [n], the others int64
+        [n]. `eval_loss` and `gradient_norm` are left out if no row has one. They are no copies, but rows that are
+        appended later do not change them. A tally goes with them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
-        if (self._columns[_EVAL_LOSS][:length] == NOT_EVALUATED).all():
-            del tensors[_EVAL_LOSS]
+        for name in _OPTIONAL:
+            if (self._columns[name][:length] == UNKNOWN).all():
+                del tensors[name]
         if self.tally != EvaluationTally():
             tensors[_TALLY] = torch.tensor(astuple(self.tally), dtype=torch.float64)
         return tensors if length else tensors | {"losses": torch.empty(0, 0)}
@@ -166,8 +195,9 @@ class Journal:
         if any(not column.ndim for column in given.values()):
             raise ValueError("the journal's columns are no columns")
         length = len(given["batch"])
-        given[_EVAL_LOSS] = tensors[_EVAL_LOSS].numpy() if _EVAL_LOSS in tensors else np.full(length, NOT_EVALUATED)
-        for name, dtype in (_DTYPES | {_EVAL_LOSS: np.float64}).items():
+        for name in _OPTIONAL:
+            given[name] = tensors[name].numpy() if name in tensors else np.full(length, UNKNOWN)
+        for name, dtype in _ALL_DTYPES.items():
             column = given[name]
             if column.shape[0] != length or column.dtype != dtype or column.ndim != (2 if name == "losses" else 1):
                 raise ValueError(f"the journal's column {name} does not fit the others")
@@ -208,5 +238,5 @@ def _empty(capacity: int, width: int) -> dict[str, "np.ndarray[Any, Any]"]:
     """Return columns with room for these rows and microbatches."""
     return {
         name: np.empty((capacity, width) if name == "losses" else capacity, dtype=dtype)
-        for name, dtype in (_DTYPES | {_EVAL_LOSS: np.float64}).items()
+        for name, dtype in _ALL_DTYPES.items()
     }

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +29,7 @@ from headway.daemon.net.join_client import Joined
 from headway.daemon.net.join_token import JoinAnswer, JoinToken, write_token
 from headway.daemon.node.service import status_reply
 from headway.daemon.reports.metrics_file import rates
-from headway.proto.control_pb2 import JournalEntry
+from headway.proto.control_pb2 import JournalRows
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.rigs.fake_cluster import cluster_view, node
@@ -143,15 +142,26 @@ class Daemons:
     def __init__(self, **known: list[int]) -> None:
         self._known = known
 
-    async def journal(self, endpoint: NodeEndpoint, job: str, *, from_batch: int) -> AsyncIterator[JournalEntry]:
+    async def journal(
+        self, endpoint: NodeEndpoint, job: str, *, from_batch: int, every: int
+    ) -> AsyncIterator[JournalRows]:
         """Rows below what the daemon knows of."""
-        assert job == "demo"
+        assert (job, every) == ("demo", 1)
         answers = self._known[endpoint.address[0]]
         below = answers.pop(0) if len(answers) > 1 else answers[0]
         if below < 0:
             raise UnavailableError(str(endpoint), "refused")
-        for batch in range(from_batch, below):
-            yield JournalEntry(batch=batch, loss=1.0, tokens=1, seconds=0.1, generation=1)
+        batches, n = list(range(from_batch, below)), max(0, below - from_batch)
+        yield JournalRows(
+            batch=batches,
+            loss=[1.0] * n,
+            tokens=[1] * n,
+            seconds=[0.1] * n,
+            generation=[1] * n,
+            eval_loss=[-1.0] * n,
+            gradient_norm=[-1.0] * n,
+            next_batch=max(from_batch, below),
+        )
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -160,7 +170,7 @@ class Daemons:
 async def copied(tmp_path: Path, num_batches: int, *, timeout_s: float = 5.0, **known: list[int]) -> list[int]:
     """The batches in the file."""
     copy = JournalCopy(cast(ClusterSession, Session()), "demo", tmp_path / "metrics.jsonl")
-    copy._client = cast(Any, Daemons(**known))
+    copy.reader._client = cast(Any, Daemons(**known))
     try:
         await copy.copy_whole(num_batches, timeout_s=timeout_s)
     finally:
@@ -171,12 +181,8 @@ async def copied(tmp_path: Path, num_batches: int, *, timeout_s: float = 5.0, **
 async def test_the_past_of_a_job_is_what_any_daemon_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first does not answer, the second has 24 batches; their rates are those of the job's schedule."""
 
-    @asynccontextmanager
-    async def daemons(identity: object) -> AsyncIterator[Daemons]:
-        yield Daemons(a=[-1], b=[24])
-
-    monkeypatch.setattr("headway.daemon.client.job_watch.node_client", daemons)
-    told = await read_history(cast(ClusterSession, Session()), "demo", from_batch=20)
+    monkeypatch.setattr("headway.daemon.client.job_watch.NodeClient", lambda _: Daemons(a=[-1], b=[24]))
+    told = [row async for row in read_history(cast(ClusterSession, Session()), "demo", from_batch=20)]
     spec = cluster_view().jobs["demo"].spec
     assert spec is not None
     assert [(row.batch, row.learning_rate) for row in told] == [(b, rates(spec)(b)) for b in range(20, 24)]

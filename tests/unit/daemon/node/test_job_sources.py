@@ -19,8 +19,7 @@ from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.node.job_sources import JournalSource, _joined
-from headway.proto import control_pb2
+from headway.daemon.node.job_sources import JournalSource
 from headway.stages.ids import Batch, Boundary, Generation, Timeline
 from headway.stages.spec import TrainSpec
 from headway.stages.state.file_digest import FileDigest
@@ -69,21 +68,30 @@ def source_of(root: Path, view: ClusterView) -> JournalSource:
     return JournalSource(node="a", view=view, store=store, client=cast("NodeClient", None), checkpoint_root=root)
 
 
+async def told(source: JournalSource, from_batch: int = 0) -> list[tuple[int, float]]:
+    """Batch and loss of each row."""
+    messages = [rows async for rows in source.rows("j", from_batch=from_batch)]
+    return [pair for rows in messages for pair in zip(rows.batch, rows.loss, strict=True)]
+
+
 async def test_parts_and_the_newest_file_are_one_journal(tmp_path: Path) -> None:
     """Parts that overlap, one of them of a parent job: every batch once, in order."""
     parts = (part_of(tmp_path, range(10), job="parent"), part_of(tmp_path, range(8, 20)))
     source = source_of(tmp_path, view_of(tmp_path, *parts))
-    entries = await source.newest("j")
-    assert [(entry.batch, entry.loss) for entry in entries] == [(b, float(b)) for b in range(30)]
-    assert [entry.batch for entry in await source.newest("j", from_batch=12)] == list(range(12, 30))
+    assert await told(source) == [(b, float(b)) for b in range(30)]
+    assert await told(source, from_batch=12) == [(b, float(b)) for b in range(12, 30)]
 
 
-def test_a_part_is_joined_without_a_look_at_all_rows_before_it() -> None:
-    """A long job has hundreds of parts, and they are joined in the daemon's loop: the rows grow in place."""
-    older = [control_pb2.JournalEntry(batch=batch) for batch in range(4)]
-    joined = _joined(older, [control_pb2.JournalEntry(batch=batch, loss=1.0) for batch in (2, 3, 4)])
-    assert joined is older
-    assert [(entry.batch, entry.loss) for entry in joined] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
+async def test_a_long_journal_comes_in_messages_of_limited_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each 4th batch of 30, two rows a message: every chosen row once, and the last message says that all are there."""
+    monkeypatch.setattr("headway.daemon.node.job_sources.ROWS_A_MESSAGE", 2)
+    source = source_of(tmp_path, view_of(tmp_path, part_of(tmp_path, range(20))))
+    messages = [rows async for rows in source.rows("j", every=4)]
+    assert [batch for rows in messages for batch in rows.batch] == list(range(0, 30, 4))
+    assert max(len(rows.batch) for rows in messages) == 2
+    assert messages[-1].next_batch == 30
 
 
 async def test_parts_are_read_only_for_who_asks_for_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +104,9 @@ async def test_parts_are_read_only_for_who_asks_for_their_rows(tmp_path: Path, m
         return part_at(url, part, threads)
 
     monkeypatch.setattr("headway.daemon.node.job_sources.part_at", note)
-    await source.newest("j", from_batch=15)
+    await told(source, from_batch=15)
     assert read == []
-    await source.newest("j", from_batch=12)
+    await told(source, from_batch=12)
     assert read == [20]
 
 
@@ -108,8 +116,8 @@ async def test_a_lost_part_costs_its_rows_alone(tmp_path: Path, is_gone: bool) -
     parts = (part_of(tmp_path, range(10)), part_of(tmp_path, range(8, 20)))
     path = tmp_path / "j/u/journal" / part_name(1, 10)
     path.unlink() if is_gone else path.write_bytes(path.read_bytes()[:-1] + b"!")
-    entries = await source_of(tmp_path, view_of(tmp_path, *parts)).newest("j")
-    assert [entry.batch for entry in entries] == list(range(8, 30))
+    rows = await told(source_of(tmp_path, view_of(tmp_path, *parts)))
+    assert [batch for batch, _ in rows] == list(range(8, 30))
 
 
 async def test_a_folder_that_does_not_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +129,13 @@ async def test_a_folder_that_does_not_answer_is_an_error(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("headway.daemon.node.job_sources.is_there", refuse)
     with pytest.raises(RecoveryError, match="it is away"):
-        await source_of(tmp_path, view).newest("j")
+        await told(source_of(tmp_path, view))
 
 
 async def test_a_journal_of_an_earlier_release_has_all_rows(tmp_path: Path) -> None:
     """Its checkpoint names no parts."""
-    entries = await source_of(tmp_path, view_of(tmp_path, rows=range(30))).newest("j")
-    assert [entry.batch for entry in entries] == list(range(30))
+    rows = await told(source_of(tmp_path, view_of(tmp_path, rows=range(30))))
+    assert [batch for batch, _ in rows] == list(range(30))
 
 
 @pytest.fixture(params=["local", "memory"])
