@@ -38,6 +38,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 def register(app: Commands) -> None:
     """Add the commands."""
     add(add_group(app, "nodes", nodes, panel=Panel.LOOK, is_command=True), release)
+    add(app, web, panel=Panel.LOOK)
     add(app, drain, panel=Panel.CLUSTER)
     shares_app = add_group(app, "shares", shares, panel=Panel.CLUSTER, is_command=True)
     add(shares_app, set_share, name="set")
@@ -90,12 +91,12 @@ def nodes(context: typer.Context, where: Where, as_json: AsJson = False) -> Answ
     if context.invoked_subcommand is not None:
         return None
     from headway.daemon.base.terminal import screen_width
-    from headway.daemon.reports.node_list import node_lines, report_nodes, set_aside_lines
+    from headway.daemon.reports.node_list import NO_NODE, node_lines, report_nodes, set_aside_lines
 
     view = where.view()
     if as_json:
         return as_json_text(report_nodes(view))
-    lines = node_lines(view, width=screen_width()) or ["no node is up; start one with `headway daemon`"]
+    lines = node_lines(view, width=screen_width()) or [NO_NODE]
     return [*lines, *set_aside_lines(view)]
 
 
@@ -198,6 +199,42 @@ def doctor(etcd_binary: EtcdBinary = None, *, options: DoctorOptions, where: Whe
         if finding.advice:
             say(f"      {finding.advice}")
     return 0 if all(finding.is_fine for finding in findings) else 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebOptions:
+    """Where the pages are served."""
+
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8642"
+    """Address to serve at; port 0 takes a free one. Other addresses than loopback are served with TLS."""
+    tls_cert: Path | None = None
+    """Certificate for browsers, in PEM; by default your own of --certs, about which they ask."""
+    tls_key: Path | None = None
+    """Its key."""
+
+
+def web(options: WebOptions, where: Where) -> int:
+    """Show the cluster and its jobs in a browser, until Ctrl-C. Its pages only read.
+
+    Open the address that it prints: without the token in it nobody sees anything.
+
+    \b
+    headway web
+    headway web --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem
+    """
+    import importlib.util
+
+    from headway.daemon.base.interrupts import run_interruptible
+    from headway.stages.errors import MissingPackageError
+
+    if importlib.util.find_spec("aiohttp") is None:
+        raise MissingPackageError("aiohttp", "web", "`headway web`")
+    from headway.daemon.client.web import Listening, serve
+
+    address = where.find()
+    listening = Listening.read(options.listen, options.tls_cert, options.tls_key, address.certificates)
+    main = serve(address, listening, on_ready=lambda url: say(f"{url}\nCtrl-C ends it; jobs do not notice"))
+    return run_interruptible(lambda _: main, has_ended_well=lambda: True)
 
 
 def _config() -> None:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Self, TypeVar
 import msgspec
 
 from headway.daemon.base.addresses import NodeEndpoint, is_node_name
-from headway.daemon.base.errors import CompactedError, ConfigError, ConflictError, RecoveryError, StoreUnreachableError
+from headway.daemon.base.errors import (
+    CompactedError,
+    ConfigError,
+    ConflictError,
+    RecoveryError,
+    StoreError,
+    StoreUnreachableError,
+)
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.members import read_members
 from headway.daemon.cluster.records import NodeRecord
@@ -244,25 +251,30 @@ class ClusterSession:
             remember(self.address.etcd, view.nodes.values())
         return view
 
-    async def follow(self) -> AsyncGenerator[ClusterView, None]:
+    async def follow(
+        self, *, on_away: Callable[[StoreError], None] = lambda _: None
+    ) -> AsyncGenerator[ClusterView, None]:
         """Yield the view now, and again after every change. Never ends by itself.
 
-        While etcd is away nothing is yielded; afterwards the view has every change.
+        While etcd is away nothing is yielded; afterwards the view has every change. on_away: told why, while that
+        lasts; the next view says that etcd is back.
         """
         is_first = True
         while True:
             try:
                 view, revision = await self._listed()
-            except StoreUnreachableError:
+            except StoreUnreachableError as error:
                 if is_first:
                     raise
+                on_away(error)
                 continue  # this call has waited for an answer until its deadline
             is_first = False
             yield view
             try:
                 async for batch in self.client.watch(PREFIX, from_revision=revision + 1):
                     yield _applied(view, batch.events)
-            except (CompactedError, StoreUnreachableError):
+            except (CompactedError, StoreUnreachableError) as error:
+                on_away(error)
                 await asyncio.sleep(RESUME_PAUSE_S)  # list everything again
 
     async def while_reachable(

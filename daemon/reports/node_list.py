@@ -69,26 +69,35 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
     lines = []
     leader = view.leader.node if view.leader else ""
     for name in sorted({*view.nodes, *view.failures}):
-        failures = view.failures.get(name, {})
         if (node := view.nodes.get(name)) is not None:
             devices = alike([f"{device.kind} {device.model}".strip() for device in node.devices])
-            notes = node_notes(node, leader, num_failures=len(failures))
+            notes = node_notes(node, leader, num_failures=len(view.failures.get(name, {})))
             lines += fitted((name, node.address, _site(node), devices, f"({notes})" if notes else ""), width)
-            for line in reach_lines(view, name):
-                lines += fitted((f"    {line}",), width)
-            lines += fitted((f"    {node.worker_trouble}",), width) if node.worker_trouble else []
-            for what, text in sorted(node.ailments.items()):
-                lines += fitted((f"    {what}: {text}",), width)
         else:
             lines.append(f"{name}  is not up")
-        for _, failure in sorted(failures.items()):
-            lines += fitted((f"    {time_of_day(failure.at)}  {failure.text}",), width)
-        limit = view.leader.quarantine_after if view.leader else QUARANTINE_AFTER
-        if 0 < limit <= num_counted(failures.values()):
-            by = charged_by(failures.values())
-            lines.append(f"    quarantined: plans leave it out while {limit} failures count; it has {by}")
-        if failures:
-            lines.append(f"    counted for 10 minutes each; `headway nodes release {name}` forgets them")
+        for line in (*node_ailments(view, name), *failure_lines(view, name)):
+            lines += fitted((f"    {line}",), width)
+    return lines
+
+
+def node_ailments(view: ClusterView, name: str) -> list[str]:
+    """Return what ails a node that is up: ports that it does not reach, workers that do not start, its own ailments."""
+    if (node := view.nodes.get(name)) is None:
+        return []
+    own = [f"{what}: {text}" for what, text in sorted(node.ailments.items())]
+    return [*reach_lines(view, name), *filter(None, [node.worker_trouble]), *own]
+
+
+def failure_lines(view: ClusterView, name: str) -> list[str]:
+    """Return the recent failures of a node, whether plans leave it out for them, and the command that forgets them."""
+    failures = view.failures.get(name, {})
+    lines = [f"{time_of_day(failure.at)}  {failure.text}" for _, failure in sorted(failures.items())]
+    limit = view.leader.quarantine_after if view.leader else QUARANTINE_AFTER
+    if 0 < limit <= num_counted(failures.values()):
+        by = charged_by(failures.values())
+        lines.append(f"quarantined: plans leave it out while {limit} failures count; it has {by}")
+    if failures:
+        lines.append(f"counted for 10 minutes each; `headway nodes release {name}` forgets them")
     return lines
 
 
@@ -110,6 +119,7 @@ def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
 
 
 MAX_LINES = 20
+NO_NODE = "no node is up; start one with `headway daemon`"
 
 
 def vanished_jobs(view: ClusterView) -> dict[str, str]:

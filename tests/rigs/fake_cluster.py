@@ -42,8 +42,8 @@ def node(name: str) -> NodeRecord:
     )
 
 
-def cluster_view() -> ClusterView:
-    """The view, folded from records."""
+def records() -> dict[str, object]:
+    """The records by key."""
     half = len(SPEC.layers) // 2
     stages = tuple(
         WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=layers, depth=2 - index)
@@ -53,7 +53,7 @@ def cluster_view() -> ClusterView:
     worker = WorkerRecord(node="a", incarnation="w", address="a:1", pid=1, state=WorkerState.RUNNING)
     progress = ProgressRecord(generation=3, batch=49, loss=2.5, tokens_per_second=4096.0, recent=((48, 2.6), (49, 2.5)))
     broken = replace(SPEC, job=JobSection(name="broken"))
-    records: dict[str, object] = {
+    return {
         Keys.node("a"): node("a"),
         Keys.node("b"): node("b"),
         Keys.LEADER: LeaderRecord(node="b", incarnation="b-1"),
@@ -67,8 +67,12 @@ def cluster_view() -> ClusterView:
         Keys.of("broken", "spec"): SpecRecord(spec=broken, submitted_at=2.0),
         Keys.of("broken", "phase"): PhaseRecord(phase=Phase.FAILED, reason="a worker failed", error=TRACEBACK),
     }
+
+
+def cluster_view() -> ClusterView:
+    """The view, folded from records."""
     view = ClusterView()
-    for revision, (key, record) in enumerate(records.items(), start=1):
+    for revision, (key, record) in enumerate(records().items(), start=1):
         view.apply(key, encode(record), mod_revision=revision, create_revision=revision)
     return view
 
