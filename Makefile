@@ -1,5 +1,5 @@
-# The whole interface: setup, check, quick, test, test-all, faults, machines, systemd, soak, endurance, fuzz, s3, mutants, bench,
-# gpu, proto, demo, clean.
+# The whole interface: setup, check, quick, test, test-all, faults, machines, systemd, prometheus, soak, endurance, fuzz,
+# s3, mutants, bench, gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check quick test test-all faults machines image systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check quick test test-all faults machines image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -75,6 +75,11 @@ image: setup
 # The service's whole life in a booted systemd: root, systemd-nspawn and Debian's Python. SYSTEMD="-s" shows the figures.
 systemd: setup
 	$(BIN)/python -m pytest -v tests/booted $(SYSTEMD)
+
+# What ships for Prometheus, tried on Debian's own: metrics, alert rules, every query of the dashboard.
+prometheus: setup
+	@which prometheus promtool >/dev/null || { echo "apt-get install prometheus brings prometheus and promtool" >&2; exit 1; }
+	$(BIN)/python -m pytest -v tests/integration/cli/test_prometheus.py tests/integration/cli/test_metrics.py
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

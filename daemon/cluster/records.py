@@ -521,6 +521,8 @@ class CheckpointRecord:
     """Folders of checkpoints that are to be deleted."""
     journal_parts: tuple[JournalPart, ...] = ()
     """The journal's rows up to the last part's boundary, oldest first. Empty: `journal` has all rows."""
+    written_at: float = field(default=0.0, compare=False)
+    """When its manifest was due; 0: an older leader wrote it, or another job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

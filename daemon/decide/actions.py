@@ -337,6 +337,7 @@ def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> Chec
             timeline=place[0],
             boundary=place[1],
         ),
+        written_at=situation.written_at,
     )
 
 

@@ -235,6 +235,13 @@ def fingerprint(authority: x509.Certificate) -> str:
     return authority.fingerprint(hashes.SHA256()).hex()
 
 
+def certificate_ends(identity: TlsIdentity) -> dict[str, float]:
+    """Return the ends of a `node`'s certificate and of the `authority` that signed it, in seconds since the epoch."""
+    own = read_certificate(identity.certificate, CERTIFICATE_FILE)
+    found = {"node": own, "authority": issuer_of(own, identity.ca)}
+    return {whose: each.not_valid_after_utc.timestamp() for whose, each in found.items() if each is not None}
+
+
 def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
     """Return the names and addresses in a certificate, and the role."""
     try:

@@ -40,7 +40,14 @@ from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch, log_plans
-from headway.daemon.net.certificates import CertificateAuthority, fingerprint, names_in, own_names, read_certificate
+from headway.daemon.net.certificates import (
+    CertificateAuthority,
+    certificate_ends,
+    fingerprint,
+    names_in,
+    own_names,
+    read_certificate,
+)
 from headway.daemon.net.join_port import JoinPort
 from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.rate_limit import OutgoingTransfers
@@ -507,6 +514,7 @@ def _desk(services: Services, membership: Membership, front: PortProcess | None)
         standing_by=front.standing_by if front is not None else None,
         met_rival=membership.met_rival,
         etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
+        certificate_ends=lambda: certificate_ends(services.identity.now()),
     )
 
 

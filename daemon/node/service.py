@@ -173,6 +173,8 @@ class NodeDesk:
     checkpoint_root: Path | None
     etcd_away_s: Callable[[], float | None] = lambda: None
     """Seconds for which etcd has been unreachable; None: it is reachable."""
+    certificate_ends: Callable[[], dict[str, float]] = dict
+    """Ends of this node's certificate and of its authority, by name, in seconds since the epoch."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
     """Returns the last operations of a device's worker; raises UnavailableError."""
     dial_peers: Callable[[Sequence[str]], Awaitable[list[control_pb2.DialledPort]]] = no_ways

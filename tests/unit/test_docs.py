@@ -113,6 +113,21 @@ def test_the_help_lists_commands_under_the_titles_of_the_page() -> None:
     assert {name: command.rich_help_panel for name, command in program().commands.items()} == panels
 
 
+def test_every_alert_has_a_runbook_whose_command_exists() -> None:
+    """Whoever is woken by an alert types what it says; a command of ours must be one."""
+    rules = (ROOT / "systemd/prometheus/headway.rules.yml").read_text()
+    alerts, runbooks = re.findall(r"- alert: (\w+)", rules), re.findall(r"runbook: (.*)", rules)
+    assert len(alerts) == len(runbooks) > 0
+    for told in runbooks:
+        typed = re.findall(r"`(\w[^`]*)`", told)
+        assert typed, told
+        for words in (each.split() for each in typed if each.startswith("headway ")):
+            command: Any = program()
+            for word in words[1:]:
+                command = getattr(command, "commands", {}).get(word, command)
+            assert command.name in words, f"`{' '.join(words)}`"
+
+
 def test_the_readme_stays_short() -> None:
     """The README has at most MAX_README_LINES lines; the rest belongs into docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES

@@ -93,7 +93,11 @@ class Program:
 
     def workers(self) -> list[int]:
         """Process ids of the workers that run now."""
-        return [pid for pid in self._marked() if "headway.daemon.worker" in _command(pid)]
+        return self.pids("headway.daemon.worker")
+
+    def pids(self, what: str) -> list[int]:
+        """Process ids of those that run now with these words in their command."""
+        return [pid for pid in self._marked() if what in _command(pid)]
 
     def leftovers(self, *, within_s: float = 0.0) -> list[str]:
         """Processes, folders and sockets of this program that are still there after at most `within_s`."""

@@ -19,7 +19,7 @@ GOLDEN = {
     ),
     b'{"format":1,"timeline":2,"boundary":40,"url":"s3://b/c","files":{"head":{"size_bytes":5,"checksum":"ab"}},'
     b'"ancestry":[[1,20]],"arithmetic_classes":["cpu"],"was_rounded":false,"origin_job":"","earlier":[],'
-    b'"dropped":[],"journal_parts":[]}': CheckpointRecord(
+    b'"dropped":[],"journal_parts":[],"written_at":0.0}': CheckpointRecord(
         timeline=2,
         boundary=40,
         url="s3://b/c",
