@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
@@ -217,6 +218,19 @@ class HistoryWriter:
 def _printable_values(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Escape control characters before colours are added; JSON escapes them by itself."""
     return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def readable(line: str) -> str:
+    """Return a JSON line of a log as `14:29:06 stage started: generation 1, stage 0`; other lines as they are."""
+    try:
+        told = json.loads(line)
+        event, at = told["event"].replace("_", " "), datetime.fromisoformat(told["timestamp"]).astimezone()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return line
+    level = "" if told.get("level") == "info" else f"{told.get('level')}: "
+    hidden = ("event", "timestamp", "level", "node", "job", "worker", "pid")
+    rest = ", ".join(f"{name} {value}" for name, value in told.items() if name not in hidden)
+    return f"{at:%H:%M:%S} {level}{event}{': ' * bool(rest)}{rest}"
 
 
 def configure_logs(

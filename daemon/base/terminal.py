@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GAP: Final = "  "
 INDENT: Final = "    "
+LEAST_CUT: Final = 12
+"""Least columns to which the last column of a table is cut."""
 _UNPRINTABLE: Final = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except tab and newline
@@ -99,12 +101,17 @@ def console(stream: IO[str] | None = None, *, width: int | None = None) -> "Cons
     return PrintableConsole(file=behind(stream or sys.stdout), width=width)
 
 
-def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return lines of columns, each as wide as its longest cell, with titles on top."""
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, screen_width: int | None = None) -> list[str]:
+    """Return lines of columns, each as wide as its longest cell, with titles on top.
+
+    screen_width: columns of the screen, to which the last column is cut, but not below LEAST_CUT; None: no screen.
+    """
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    if screen_width is not None:
+        room = max(LEAST_CUT, screen_width - sum(widths[:-1]) - len(GAP) * (len(titles) - 1))
+        rows = [(*cells, last if len(last) <= room else f"{last[: room - 1]}…") for *cells, last in rows]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [titles, *rows]
+        GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [titles, *rows]
     ]
 
 

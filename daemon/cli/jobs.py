@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from headway.daemon.base.errors import StoreUnreachableError
-from headway.daemon.base.terminal import console, table
+from headway.daemon.base.terminal import console, screen_width, table
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
@@ -82,7 +83,7 @@ def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answe
     ]
     titles = ("job", "user", "priority", "phase", "batches", "loss", "submitted", "why")
     retired = [retired_line(len(view.retired))] if view.retired else []
-    return [*(table(titles, rows) if rows else [NO_JOBS]), *retired]
+    return [*(table(titles, rows, screen_width=screen_width()) if rows else [NO_JOBS]), *retired]
 
 
 def remove(job: JobName, where: Where) -> Answer:
@@ -306,7 +307,7 @@ class LogOptions:
 
 
 def logs(job: JobName, options: LogOptions, where: Where, as_json: AsJsonLines = False) -> None:
-    """Show the output of a job's workers, through any daemon.
+    """Show the output of a job's workers, through any daemon; on a terminal their JSON lines as sentences.
 
     \b
     headway logs my-job --follow
@@ -316,12 +317,15 @@ def logs(job: JobName, options: LogOptions, where: Where, as_json: AsJsonLines =
     async def work(session: "ClusterSession") -> None:
         import msgspec
 
+        from headway.daemon.base.logging import readable
+
+        is_read = sys.stdout.isatty()
         told = read_logs(session, job, node=options.node, follow=options.follow, last_lines=options.lines)
         async for line in told:
             if as_json:
                 say(msgspec.json.encode({"node": line.node, "text": line.text}).decode())
             else:
-                say(f"{line.node} | {line.text}")
+                say(f"{line.node} | {readable(line.text) if is_read else line.text}")
 
     where.run(work)
 

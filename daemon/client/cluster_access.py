@@ -187,12 +187,23 @@ def find_cluster(
     folder = cluster or Path(environment.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR)
     found = read_cluster_file(folder)
     if found is None or not Path(f"/proc/{found.pid}").exists():
+        if _is_starting(folder):
+            raise StoreUnreachableError(str(folder), "a cluster is starting here; ask again in a few seconds")
         raise StoreUnreachableError(
             str(folder), "no cluster runs here; start one with `headway up`, or name one with --etcd HOST:PORT"
         )
     return ClusterAddress(
         etcd=found.etcd, certificates=Path(found.certificates), state_dir=folder, daemons=found.daemons
     )
+
+
+def _is_starting(folder: Path) -> bool:
+    """Return whether a process has locked a state folder. Locking it here to find out could stop an `up`."""
+    try:
+        place = f":{(folder / 'lock').stat().st_ino} "
+        return any("FLOCK" in line and place in line for line in Path("/proc/locks").read_text().splitlines())
+    except OSError:
+        return False
 
 
 def read_cluster_file(folder: Path) -> ClusterFile | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, ConflictError
-from headway.daemon.client.cluster_access import ClusterSession, change, first_answer, node_client
+from headway.daemon.client.cluster_access import ClusterSession, change, first_answer, names_of, node_client
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
@@ -62,12 +62,14 @@ async def submit(
     """
 
     name = spec.job.name
+    # A local cluster has one certificate for everybody.
+    mine = () if session.address.state_dir is not None else names_of(session.identity)
     record = SpecRecord(
         spec=spec,
         uid=secrets.token_hex(8),
         parent=f"{checkpoint.origin_job}, boundary {checkpoint.boundary}" if checkpoint is not None else "",
         submitted_at=time.time(),
-        submitted_by=submitter(),
+        submitted_by=f"{mine[0]}@{socket.gethostname()}" if mine else submitter(),
     )
     if why := why_refused(record, name):
         raise ConfigError(why, f"job {name}")

@@ -86,17 +86,17 @@ def explain_planning(situation: JobSituation, to: Phase) -> Command:
 
 
 def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
-    """`next`"""
+    """`next`, without an event"""
     plan = situation.plans.best
     assert isinstance(plan, ClusterPlan)
     reason = shape_and_nodes(plan.workers)
     if plan.predicted_batch_seconds > 0:
         reason += f", predicted {plan.predicted_batch_seconds:.2g} s a batch"
-    return offer(situation, to, plan, reason=reason, origin=situation.origin)
+    return offer(situation, to, plan, reason=reason, origin=situation.origin, is_event=False)
 
 
 def offer_change(situation: JobSituation, to: Phase) -> Command:
-    """`next`"""
+    """`next`, without an event"""
     plan, before = situation.plans.best, situation.job.plan
     assert isinstance(plan, ClusterPlan)
     assert before is not None
@@ -104,7 +104,7 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
     outlook = situation.plans.outlook
     promised = outlook.factor if outlook is not None and not situation.current.draining else 0.0
     reason = why_changed(situation, before, plan)
-    return offer(situation, to, plan, reason=reason, origin=same_timeline, promised=promised)
+    return offer(situation, to, plan, reason=reason, origin=same_timeline, promised=promised, is_event=False)
 
 
 def recover(situation: JobSituation, to: Phase) -> Command:
@@ -151,9 +151,9 @@ def enforce_first(situation: JobSituation, to: Phase) -> Command:
     again = situation.job.phase.phase is Phase.RECOVERING
     on = shape_and_nodes(plan.workers)
     text = (
-        f"Training resumes at batch {plan.boundary}: {on}{repetition(situation.job.phase.failures)}"
+        f"Training again since batch {plan.boundary}: {on}{repetition(situation.job.phase.failures)}"
         if again
-        else (f"Training starts at batch {plan.boundary}: {plan.reason}")
+        else (f"Training since batch {plan.boundary}: {plan.reason}")
     )
     return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
@@ -166,13 +166,14 @@ def enforce_change(situation: JobSituation, to: Phase) -> Command:
     assert stop.boundary is not None
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
     num_moved = len(situation.moving) - 1
-    text = f"{successor.reason}; takes effect at batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
+    text = f"{successor.reason}; since batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
     return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 
 def drop_next(situation: JobSituation, to: Phase) -> Command:
     """delete `next`"""
-    reason = f"The new plan is dropped: {situation.why}"
+    told = situation.job.next.reason if situation.job.next is not None else ""
+    reason = f"The next plan is dropped ({told}): {situation.why}"
     if situation.job.phase.phase is not Phase.PREPARING:
         return move(situation, to, reason, deletes=("next",))
     leased = held_against_nodes(
@@ -211,7 +212,8 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     then = "the last checkpoint is being written" if boundary == end else "stops at a boundary and writes a checkpoint"
     why = at_the_end(situation) if boundary == end else situation.why
     text = f"{sentence(why)}: {then}"
-    return move(situation, to, text, puts={"stop": encode(stop)}, deletes=("next",))
+    # At the end the next event, that the job has finished, says the same.
+    return move(situation, to, text, puts={"stop": encode(stop)}, deletes=("next",), is_event=boundary != end)
 
 
 def fail(situation: JobSituation, to: Phase) -> Command:
@@ -253,7 +255,7 @@ def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
 
 
 def write_periodic_checkpoint(situation: JobSituation, to: Phase) -> Command:
-    """manifest, then `checkpoint`"""
+    """manifest, then `checkpoint`, without an event"""
     plan, due = situation.job.plan, due_checkpoint(situation.job)
     assert plan is not None
     assert due is not None
@@ -262,7 +264,7 @@ def write_periodic_checkpoint(situation: JobSituation, to: Phase) -> Command:
         situation,
         to,
         situation.job.phase.reason,
-        event=f"The checkpoint before batch {due[1]} is written",
+        is_event=False,
         puts={"checkpoint": encode(checkpoint)},
     )
     return _manifest(situation, plan, checkpoint, then)

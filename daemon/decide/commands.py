@@ -236,6 +236,7 @@ def offer(
     origin: Origin,
     promised: float = 0.0,
     event: str = "",
+    is_event: bool = True,
     error: str = "",
     deletes: tuple[str, ...] = (),
     failures: FailureCount | None = None,
@@ -269,6 +270,7 @@ def offer(
         generation=record.generation,
         error=error,
         event=event,
+        is_event=is_event,
         failures=failures,
         leased=leased,
     )

@@ -36,12 +36,10 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
-    outlook, verdict = situation.plans.outlook, situation.plans.verdict
-    if outlook is not None:
+    if (outlook := situation.plans.outlook) is not None:
         factor = outlook.factor
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
-    saved = f", {verdict.reason}" if not draining and verdict is not None and verdict.is_worth_it else ""
-    return f"{cause}: {form}, predicted {speed}{saved}"
+    return f"{cause}: {form}, predicted {speed}"
 
 
 def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
@@ -49,7 +47,7 @@ def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> 
     if is_depth_alone(before.workers, after.workers):
         deeper = sum(stage.depth for stage in after.workers) > sum(stage.depth for stage in before.workers)
         return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
-    return "Rebalancing by measured layer times" if situation.plans.profiles.layers else "Rebalancing"
+    return "Other layers by measured times" if situation.plans.profiles.layers else "Other layers"
 
 
 def who_is_not_ready(situation: JobSituation) -> str:

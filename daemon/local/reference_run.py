@@ -76,8 +76,8 @@ def run_reference(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     coded_cuts: Sequence[str] = (),
     progress: IO[str] | None = None,
-) -> str:
-    """Write DIR/metrics.jsonl and DIR/model/; return whether evaluations ended it, and which runs have these bits.
+) -> list[str]:
+    """Write DIR/metrics.jsonl and DIR/model/; return lines: the last loss, the files, which runs have these bits.
 
     coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
 
@@ -93,14 +93,15 @@ def run_reference(
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
-    carried, num_done, rate = carried_of(spec), 0, rates(spec)
+    carried, num_done, rate, told = carried_of(spec), 0, rates(spec), "no batch"
 
     def on_batch(result: BatchResult) -> None:
-        nonlocal num_done
+        nonlocal num_done, told
         num_done = result.batch + 1
+        told = f"batch {num_done}/{spec.train.batches}  loss {result.loss:.4f}"
         metrics.append(HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0))
         if progress is not None:
-            progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
+            progress.write(f"\r{told} ")
             progress.flush()
 
     with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
@@ -114,7 +115,7 @@ def run_reference(
             adapters=initial_adapters_of(spec),
         )
     if progress is not None:
-        progress.write("\n")
+        progress.write("\r\x1b[K")  # the answer says it again
     tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
         with AdapterFolderWriter(
@@ -127,8 +128,9 @@ def run_reference(
         write_model(
             out / "model", spec.model, weights=weights, sequence_length=length, tokenizer=tokenizer, carried=carried
         )
-    early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
-    return (early if num_done < spec.train.batches else "") + _comparable(spec, coded_cuts)
+    early = "; evaluations ended the job" if num_done < spec.train.batches else ""
+    files = f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model"
+    return [f"{told}{early}", files, _comparable(spec, coded_cuts)]
 
 
 def _chosen(device: str) -> Literal["cpu", "cuda"]:

@@ -85,9 +85,9 @@ def choose_link(
     if one.device_kind != "cpu":
         where = "of one machine" if one.host == other.host else f"of the private site {one.site}"
         return LinkChoice(True, f"devices {where}: NCCL carries frames between them without a copy through the hosts")
-    size = f"frames of {frame_bytes / 2**20:.3g} MiB"
     if frame_bytes < WORTH_BEING_PLAIN_BYTES:
-        return LinkChoice(False, f"{size}: gRPC carries them as fast, and encrypts")
+        return LinkChoice(False, f"frames of {frame_bytes / 2**10:.3g} KiB: gRPC carries them as fast, and encrypts")
+    size = f"frames of {frame_bytes / 2**20:.3g} MiB"
     return LinkChoice(True, f"{size} inside site {one.site}: a connection without TLS carries them faster")
 
 
@@ -177,7 +177,7 @@ def _with_way(choice: LinkChoice, one: LinkEnd, other: LinkEnd, via: str) -> str
 
 
 def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
-    """Return one sentence for each kind and reason: `Links by gRPC (a → b, b → c): frames of 0.5 MiB: …`."""
+    """Return one sentence for each kind and reason: `Links by gRPC (a → b, b → c): frames of 512 KiB: …`."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for link in links:
         pairs.setdefault((link.kind, link.reason), []).append(f"{link.upper} → {link.lower}")

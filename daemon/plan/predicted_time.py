@@ -119,7 +119,9 @@ class Distance:
         if not self.delay:
             return (f"{away}: {schedule} waits for it in every batch, 2bw would not with m ≥ {least}.",)
         took, would = f"{self.batch_s:.3g} s", f"{self.hidden_batch_s:.3g} s"
-        cost = "but no batch would be shorter" if took == would else f"{took} a batch instead of {would}"
+        if took == would:
+            return (f"{away}: hidden.",)
+        cost = f"{took} a batch instead of {would}"
         if m < least:
             return (f"{away}: m = {m} is too small to hide it, {cost}; m ≥ {least} would.",)
         if self.is_cut_short:

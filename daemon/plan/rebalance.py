@@ -138,7 +138,7 @@ def judge(outlook: Outlook) -> Verdict:
     if factor < needed + noise:
         return _no(f"{faster} lies within the noise of the measurements")
     if factor < needed + noise + outlook.doubt:
-        return _no(f"{faster} is doubted: recent plans missed their predicted speed", DOUBT_REVIEW_S)
+        return _no(f"{faster} is not tried now: the last ones gained less than predicted", DOUBT_REVIEW_S)
     if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
         left_for_s = WINDOW_S - recent[0]
         return _no(f"{faster} is the previous plan: going back needs {WORTH_GOING_BACK:g}×", left_for_s)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from headway.daemon.cluster.records import (
     VANISHED,
@@ -91,6 +92,8 @@ def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
 
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"
+WORTH_TELLING = 8
+"""Batches of a plan from which on its pace says when the job ends: before that, the pipe fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +153,13 @@ class JobReport:
     stopped_early_at: int | None = None
     """Boundary at which evaluations have ended the job; None: they have not."""
     tokens_per_second: float | None
+    """Measured under the plan in force: the median of the newest progress records that are known."""
+    predicted_tokens_per_second: float | None = None
+    """What the planner promised of the plan in force; None: it did not know."""
     seconds_left: float | None
-    """Time to the last batch; evaluations may end the job before it."""
+    """Time to the last batch; evaluations may end the job before it. None: not known, also while the plan in force has
+    done fewer than WORTH_TELLING batches.
+    """
     exact: bool | None
     exact_reason: str
     plan_reason: str
@@ -203,10 +211,10 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     batch = progress.batch if progress else None
     if job.checkpoint is not None and job.checkpoint.boundary:
         batch = max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
-    rate = progress.tokens_per_second if progress and plan else None
-    left = None
-    if batch is not None and rate:
+    rate, left = _rate(job), None
+    if plan is not None and batch is not None and batch - plan.boundary >= WORTH_TELLING and rate:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
+    predicted_s = plan.predicted_batch_seconds if plan else 0.0
     told = plan or job.next
     is_exact, exact_reason = _exactness(job)
     safety = report_safety(job, nodes, batch=batch)
@@ -229,6 +237,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         may_stop_early=spec.train.stops_early,
         stopped_early_at=_early_end(job),
         tokens_per_second=rate,
+        predicted_tokens_per_second=spec.train.tokens_per_batch / predicted_s if predicted_s else None,
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,
         exact_reason=exact_reason,
@@ -255,6 +264,14 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         user=job.user,
         priority=job.priority,
     )
+
+
+def _rate(job: JobView) -> float | None:
+    """Return the tokens a second of the plan in force; None: it has reported no batch."""
+    if job.progress is None or job.plan is None:
+        return None
+    paces = job.promises.paces if job.promises.generation == job.plan.generation else ()
+    return median(paces or (job.progress.tokens_per_second,))
 
 
 def report_in(view: ClusterView, job: JobView) -> JobReport:
@@ -390,7 +407,9 @@ def losses_and_rate(report: JobReport) -> list[str]:
     """Return the newest losses and the rate, as far as they are known."""
     found = [f"loss {report.loss:.4f}"] if report.loss is not None else []
     found += [evaluation_text(report)] if report.eval_loss is not None else []
-    return found + ([f"{report.tokens_per_second:,.0f} tokens/s"] if report.tokens_per_second else [])
+    promised = report.predicted_tokens_per_second
+    beside = f" ({promised:,.0f} predicted)" if promised else ""
+    return found + ([f"{report.tokens_per_second:,.0f} tokens/s{beside}"] if report.tokens_per_second else [])
 
 
 def report_line(report: JobReport, *, now: float) -> str:

@@ -8,7 +8,7 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -151,9 +151,9 @@ def kind_of(done: TimedOp) -> str:
 
 
 COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "orthogonalize": "#b279a2", "update": "#59a14f"}
-_WIDTH_IN, _MOST_WIDTH_IN, _DPI = 14.0, 60.0, 120
+_WIDTH_IN, _DPI = 14.0, 120
 _OPERATION_IN = 0.09
-"""A long picture grows until its bars have this average width."""
+"""A long timeline is cut to its last part, in which bars have this average width."""
 _LEAST_LABEL_IN = 0.16
 """Narrower bars carry no number."""
 
@@ -216,19 +216,26 @@ def trace_document(
 
 
 def draw_panels(panels: Sequence[Panel], names: Sequence[str], path: Path) -> None:
-    """Write a PNG of timelines under each other, all in the scale of the longest. Raises OSError."""
+    """Write a PNG of timelines under each other, all in the scale of the longest: as much of their ends as can be read.
+
+    Raises OSError.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     length_s = max(panel.window[1] - panel.window[0] for panel in panels)
     most_ops = max(len(panel.timeline) for panel in panels) / len(names)
-    width_in = min(_MOST_WIDTH_IN, max(_WIDTH_IN, most_ops * _OPERATION_IN)) if len(panels) > 1 else _WIDTH_IN
+    if len(panels) > 1:
+        length_s *= min(1.0, _WIDTH_IN / (most_ops * _OPERATION_IN))
+        panels = [
+            replace(each, window=(max(each.window[0], each.window[1] - length_s), each.window[1])) for each in panels
+        ]
     height_in = min(40.0, (1.2 + 0.42 * len(names)) * len(panels) + 0.4)
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
-        _draw(axes, panel, names, length_s=length_s, least_label_s=length_s / width_in * _LEAST_LABEL_IN)
+        _draw(axes, panel, names, length_s=length_s, least_label_s=length_s / _WIDTH_IN * _LEAST_LABEL_IN)
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     figure.savefig(path, dpi=_DPI, format="png")

@@ -81,10 +81,11 @@ def safety_lines(report: SafetyReport) -> list[str]:
         number = ", ".join(map(str, report.restorable[:2]))
         ago = "" if report.lag is None else f", {_batches(report.lag)} ago"
         lines.append(f"restorable: boundary {number} ({report.copies} copies){ago}")
-    elif report.lag is not None:
+    elif report.lag:
         lines.append(f"restorable: nothing newer than {_batches(report.lag)} ago")
     if report.checkpoint_lag is not None:
-        lines.append(f"checkpoint: {_batches(report.checkpoint_lag)} ago")
+        ago = f"{_batches(report.checkpoint_lag)} ago" if report.checkpoint_lag else "holds every batch"
+        lines.append(f"checkpoint: {ago}")
     if report.unprotected:
         lines.append(f"unprotected: {report.unprotected}")
     if report.num_rollbacks:

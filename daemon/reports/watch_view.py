@@ -4,6 +4,7 @@ Every display receives the same snapshots, so that the caller need not know whic
 """
 
 import math
+import re
 import sys
 import time
 from abc import abstractmethod
@@ -24,6 +25,7 @@ from headway.daemon.base.terminal import console, fitted
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
 from headway.daemon.cluster.records import EventRecord, NodeRecord
 from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.sentences import sentence
 from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.plan.link_choice import link_sentences
 from headway.daemon.reports.goodput_report import goodput_line
@@ -89,13 +91,15 @@ PHASE_COLOURS = {
 LAYOUTS = (
     (8, True, True, 4),
     (8, False, True, 4),
-    (6, False, True, 2),
+    (8, False, False, 4),
     (6, False, False, 2),
-    (4, False, False, 1),
+    (5, False, False, 1),
     (4, False, False, 0),
+    (3, False, False, 0),
     (0, False, False, 0),
 )
 """Rows of the curve, whether nodes and details are listed, number of events: from a full picture to a low terminal."""
+OVER = ("finished", "failed", "cancelled")
 FEWEST_LOSSES = 5
 """Losses from which on a curve is drawn: a single look knows only the newest."""
 PLAIN_INTERVAL_S = 1.0
@@ -255,31 +259,41 @@ class JsonDisplay(Display):
 
 
 def render(snapshot: Snapshot, *, width: int, height: int | None = None) -> RenderableType:
-    """Return the picture of a snapshot for a console of these columns and rows; rows None: as many as it takes."""
+    """Return the picture of a snapshot for a console of these columns and rows; rows None: as many as it takes, with
+    the arithmetic too.
+    """
     screen = console(width=width)
     for layout in LAYOUTS:
-        picture = _picture(snapshot, width, *layout)
+        picture = _picture(snapshot, width, *layout, has_arithmetic=height is None)
         if height is None or len(screen.render_lines(picture)) <= height:
             break
     return picture
 
 
 def _picture(
-    snapshot: Snapshot, width: int, curve_height: int, has_nodes: bool, has_details: bool, num_events: int
+    snapshot: Snapshot,
+    width: int,
+    curve_height: int,
+    has_nodes: bool,
+    has_details: bool,
+    num_events: int,
+    *,
+    has_arithmetic: bool,
 ) -> RenderableType:
     inner = max(20, width - 4)
     report = snapshot.report
-    parts: list[RenderableType] = [_head(report), _progress(report, inner)]
+    parts: list[RenderableType] = [_head(report), _progress(report, inner, has_details=has_details)]
     if curve_height and len(snapshot.losses) >= FEWEST_LOSSES:
         curve = draw_curve(snapshot.losses, width=inner, height=curve_height, last=report.batches - 1)
         parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
     if troubles := (*report.waits, *report.ailments):
         parts += [Text(), *(Text(f"warning: {trouble}", style="yellow") for trouble in troubles)]
-    parts += [Text(), *_pipeline(report, inner)]
+    if pipeline := _pipeline(report, inner):
+        parts += [Text(), *pipeline]
     if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
-    parts += [Text(), _exact(report)]
-    if report.arithmetic:
+    parts += [Text(), _exact(report, has_arithmetic=has_arithmetic)]
+    if report.arithmetic and has_arithmetic:
         parts.append(Text(f"arithmetic: {report.arithmetic}", style="dim"))
     if report.data:
         parts.append(Text(f"data: {report.data}", style="dim"))
@@ -294,7 +308,8 @@ def _picture(
     parts += _goodput(report, has_details)
     if report.no_better_plan and (has_details or report.no_better_plan != NO_FASTER_PLAN):
         parts.append(Text(f"plan kept: {report.no_better_plan}", style="dim"))
-    if events := snapshot.events[len(snapshot.events) - num_events :]:
+    events = [event for event in snapshot.events if sentence(report.reason) != event.text]  # the head has that one
+    if events := events[max(0, len(events) - num_events) :]:
         parts += [Text(), *(_event(event) for event in events)]
     if report.error:
         parts += [Text(), Text(report.error.strip().splitlines()[-1], style="red")]
@@ -303,25 +318,26 @@ def _picture(
 
 def _head(report: JobReport) -> Text:
     text = Text(report.phase, style=f"bold {PHASE_COLOURS.get(report.phase, 'cyan')}")
-    if report.generation:
+    if report.generation and report.phase not in OVER:
         text.append(f"  generation {report.generation}", style="dim")
     if place := queue_note(report):
         text.append(f"  {place}", style="dim")
-    if why := planning_note(report, time.time()) or report.reason or report.plan_reason:
-        text.append(f"  {why}", style="default")
+    why = planning_note(report, time.time()) or report.reason or report.plan_reason
+    if told := re.sub(rf"^{report.phase}(: |$)", "", why, flags=re.IGNORECASE):
+        text.append(f"  {told}", style="default")
     return text
 
 
-def _progress(report: JobReport, width: int) -> RenderableType:
+def _progress(report: JobReport, width: int, *, has_details: bool) -> RenderableType:
     done = 0 if report.batch is None else report.batch + 1
     numbers = [progress_text(report)]
-    if report.provisional_from is not None and report.provisional_from < done:
+    if has_details and report.provisional_from is not None and report.provisional_from < done:
         numbers.append(f"provisional from {report.provisional_from}")
     numbers += losses_and_rate(report)
     if report.seconds_left:
         numbers.append(time_left(report))
     filled = width * min(done, report.batches) // report.batches
-    bar = Text("━" * filled, style="green", no_wrap=True).append("━" * (width - filled), style="bright_black")
+    bar = Text("━" * filled, style="green", no_wrap=True).append("╌" * (width - filled), style="bright_black")
     return Group(bar, *(Text(line) for line in fitted(numbers, width)))
 
 
@@ -340,7 +356,7 @@ def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
             bar.append(label.ljust(room)[:room], style=f"black on {_colour(lead)}")
         lines.append(bar)
         lines += [_stage(stage) for stage in stages]
-    return lines or [Text("no plan in force", style="dim")]
+    return lines or ([] if report.phase in OVER else [Text("no plan in force", style="dim")])
 
 
 def _stage(stage: StageReport) -> Text:
@@ -379,11 +395,11 @@ def _goodput(report: JobReport, has_details: bool) -> list[RenderableType]:
     return [Text(line, style="dim"), *([Text(why)] if why else [])]
 
 
-def _exact(report: JobReport) -> Text:
+def _exact(report: JobReport, *, has_arithmetic: bool) -> Text:
     if report.exact is None:
         return Text("exact: known once there is a plan", style="dim")
     text = Text("exact: yes" if report.exact else "exact: no", style="green" if report.exact else "yellow")
-    if report.exact_reason:
+    if report.exact_reason and (has_arithmetic or not report.exact):
         text.append(
             f", {report.exact_reason}"
             if report.exact_reason.startswith("because")

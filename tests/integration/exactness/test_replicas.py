@@ -52,7 +52,7 @@ async def test_any_number_of_replicas_gives_the_same_bits(
         result = await finished(session, spec.job.name, tmp_path)
         job = job_of(await session.view(), spec.job.name)
     assert_same_bits(result, oracle(spec))
-    (began,) = [event.text for event in job.events.values() if event.text.startswith("Training starts at batch 0")]
+    (began,) = [event.text for event in job.events.values() if event.text.startswith("Training since batch 0")]
     assert ("replicas" in began) == (max(shape) > 1), began
     assert job.plan is None or [stage.shares_update for stage in job.plan.workers] == [
         share_updates == "always" and len(job.plan.replicas[job.plan.stage_index(position)]) > 1

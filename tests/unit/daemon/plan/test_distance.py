@@ -243,4 +243,4 @@ def test_a_cut_depth_that_costs_nothing_says_so() -> None:
         is_cut_short=True,
     )
     assert f"{distance.batch_s:.3g}" == "8"
-    assert distance.sentences("2bw")[0].endswith("would hide it, but no batch would be shorter.")
+    assert distance.sentences("2bw")[0].endswith("time: hidden.")

@@ -165,9 +165,9 @@ def test_the_dry_run_tells_of_the_links() -> None:
     """`auto` between two nodes of one hall with small frames: gRPC, and the size that decides."""
     told, _ = preview(job(), [node("a", site="hall"), node("b", site="hall")])
     assert [(link.upper, link.lower, link.kind) for link in told.link_kinds] == [("a", "b", "grpc")]
-    assert any(line.startswith("Link by gRPC (a → b): frames of 0.5 MiB") for line in told.lines)
+    assert any(line.startswith("Link by gRPC (a → b): frames of 512 KiB") for line in told.lines)
     coded, _ = preview(job(wire="bf16", wire_between="stages"), [node("a", site="hall"), node("b", site="hall")])
-    assert any(line.startswith("Link by gRPC (a → b): frames of 0.25 MiB") for line in coded.lines)
+    assert any(line.startswith("Link by gRPC (a → b): frames of 256 KiB") for line in coded.lines)
 
 
 def test_links_inside_a_node_name_the_unix_socket() -> None:

@@ -64,7 +64,7 @@ def test_the_bar_rises_with_doubt_for_every_change_and_with_spread_for_cuts() ->
     assert judge(noisy).reason == "a plan predicted 1.3× faster lies within the noise of the measurements"
     assert judge(replace(noisy, brings_workers=True)).is_worth_it
     doubted = judge(replace(TWICE, doubt=1.0, brings_workers=True))
-    assert doubted.reason == "a plan predicted 2× faster is doubted: recent plans missed their predicted speed"
+    assert doubted.reason == "a plan predicted 2× faster is not tried now: the last ones gained less than predicted"
     assert doubted.is_close
     assert doubted.wait_s > 0, "doubt is forgotten by time alone"
 
