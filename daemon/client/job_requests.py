@@ -62,8 +62,9 @@ async def submit(
     """
 
     name = spec.job.name
-    # A local cluster has one certificate for everybody.
-    mine = () if session.address.state_dir is not None else names_of(session.identity)
+    mine = names_of(session.identity)
+    if mine and session.address.state_dir is not None:
+        mine = ()  # a local cluster has one certificate for everybody
     record = SpecRecord(
         spec=spec,
         uid=secrets.token_hex(8),
