@@ -101,8 +101,7 @@ def run_reference(
         told = f"batch {num_done}/{spec.train.batches}  loss {result.loss:.4f}"
         metrics.append(HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0))
         if progress is not None:
-            progress.write(f"\r{told} ")
-            progress.flush()
+            print(f"\r{told} ", end="", file=progress, flush=True)
 
     with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
         weights = reference(
@@ -115,7 +114,7 @@ def run_reference(
             adapters=initial_adapters_of(spec),
         )
     if progress is not None:
-        progress.write("\r\x1b[K")  # the answer says it again
+        progress.write("\r\x1b[K")
     tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
         with AdapterFolderWriter(
@@ -129,8 +128,7 @@ def run_reference(
             out / "model", spec.model, weights=weights, sequence_length=length, tokenizer=tokenizer, carried=carried
         )
     early = "; evaluations ended the job" if num_done < spec.train.batches else ""
-    files = f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model"
-    return [f"{told}{early}", files, _comparable(spec, coded_cuts)]
+    return [told + early, f"{out / 'metrics.jsonl'}, {out / 'model'}", _comparable(spec, coded_cuts)]
 
 
 def _chosen(device: str) -> Literal["cpu", "cuda"]:

@@ -214,7 +214,6 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     rate, left = _rate(job), None
     if plan is not None and batch is not None and batch - plan.boundary >= WORTH_TELLING and rate:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
-    predicted_s = plan.predicted_batch_seconds if plan else 0.0
     told = plan or job.next
     is_exact, exact_reason = _exactness(job)
     safety = report_safety(job, nodes, batch=batch)
@@ -237,7 +236,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         may_stop_early=spec.train.stops_early,
         stopped_early_at=_early_end(job),
         tokens_per_second=rate,
-        predicted_tokens_per_second=spec.train.tokens_per_batch / predicted_s if predicted_s else None,
+        predicted_tokens_per_second=_promise(job, spec),
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,
         exact_reason=exact_reason,
@@ -264,6 +263,12 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         user=job.user,
         priority=job.priority,
     )
+
+
+def _promise(job: JobView, spec: JobSpec) -> float | None:
+    """Return the tokens a second that the plan in force promised; None: nothing."""
+    predicted_s = job.plan.predicted_batch_seconds if job.plan is not None else 0.0
+    return spec.train.tokens_per_batch / predicted_s if predicted_s else None
 
 
 def _rate(job: JobView) -> float | None:
