@@ -41,6 +41,7 @@ def told_by(plugin: str) -> Iterator[None]:
         if isinstance(error, PluginError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]  # where torch was called wrongly
+        place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
         text = str(error).partition("\n")[0]
         raise PluginError(plugin, f"{type(error).__name__}: {text}".rstrip(": ") + place) from error

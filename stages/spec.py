@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Annotated, Final, Literal
 
+from headway.stages.plugin_names import Settings
+
 ABOVE_0: Final = "above 0"
 """The least that a number does not reach."""
 WEIGHTS: Final = "no layer's weights would fit a device"
@@ -40,6 +42,12 @@ ROUTER_BIAS: Final = "e_score_correction_bias"
 
 MLP_MATRICES: Final = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 """Last parts of the names of an MLP's matrices, and of an expert's."""
+
+BLOCKS: Final = {"decoder": "headway.stages.model.decoder:Block"}
+"""The kinds of blocks, and the class of each; a job's own have the import path of a plug-in instead."""
+
+LOSSES: Final = {"cross_entropy": "headway.stages.model.decoder:token_loss"}
+"""The losses of next tokens, in the same way."""
 
 LINEAR_SIZES: Final = (
     "linear_num_key_heads",
@@ -216,8 +224,19 @@ class ModelSpec:
     """Whether neighbours in a head turn together, and not values that are half of its turning part apart."""
     no_rope_layer_interval: Annotated[int, (0, 1024, "no model has so many blocks")] = 0
     """n: every n-th block, the n-th first, turns no queries and keys by their positions; 0: all blocks turn them."""
+    block: str = "decoder"
+    """One of `BLOCKS`, or the import path of a plug-in, which reads of the other keys what it likes."""
+    block_settings: Settings = ()
+    """Of a plug-in: its keywords."""
+    block_shapes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"not_in_files": True})
+    """Of a plug-in: names and shapes of its parameters, counted when the job is submitted."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
     """The section `[adapter]` of a job file."""
+
+    @property
+    def has_own_block(self) -> bool:
+        """Return whether its blocks are a plug-in's."""
+        return self.block not in BLOCKS
 
     @property
     def has_adapter(self) -> bool:
@@ -352,6 +371,10 @@ class TrainSpec:
     allow_tf32: bool = False
     objective: Literal["next_token", "dpo"] = "next_token"
     """What is learned: each next token, or which answer of a pair is preferred, against the frozen model (DPO)."""
+    loss: str = "cross_entropy"
+    """Of each next token: one of `LOSSES`, or the import path of a plug-in."""
+    loss_settings: Settings = ()
+    """Of a plug-in: its keywords."""
     dpo_beta: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 0.1
     """How much the model holds on to the frozen one. Used by dpo."""
     loss_chunk: Annotated[int, (0, 2**24, "no microbatch has so many tokens")] = 0
@@ -400,6 +423,11 @@ class TrainSpec:
     def separates_documents(self) -> bool:
         """Return whether attention and positions end with each document."""
         return self.documents == "separate"
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Return whether the loss is a plug-in's."""
+        return self.loss not in LOSSES
 
     @property
     def learns_preferences(self) -> bool:

@@ -159,7 +159,10 @@ def begin_with(manifest: Manifest) -> CheckpointRecord:
 
 def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
     """Raise ConfigError at `source:section.key` for the first key that keeps a job from starting at a checkpoint."""
-    keys = [f"model.{item.name}" for item in fields(spec.model)] + list(SAME)
+    names = [
+        item.name for item in fields(spec.model) if item.name != "block_shapes"
+    ]  # which the trial of a wheel counts
+    keys = [f"model.{name}" for name in names] + list(SAME)
     for key in keys:
         ours, theirs = _value(spec, key), _value(manifest.spec, key)
         if ours != theirs:

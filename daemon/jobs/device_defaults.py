@@ -87,7 +87,7 @@ def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, objec
     values = {key: value for key, value in chosen.items() if key not in named}
     if spec.optim.matrices.name != "muon":
         values.pop(NEWTON_SCHULZ, None)
-    if spec.train.compile and LOSS_CHUNK in values:  # a compiled head has all logits at once
+    if (spec.train.compile or spec.train.has_own_loss) and LOSS_CHUNK in values:  # they have all logits at once
         values[LOSS_CHUNK] = 0
     return spec.with_values(values)
 

@@ -83,6 +83,9 @@ class DataSpec:
         return tuple(each.weight for each in self.sources) or (1.0,)
 
 
+TOO_MUCH: Final = "no device computes a microbatch of it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsSpec:
     """`[plugins]`"""
@@ -93,6 +96,10 @@ class PluginsSpec:
     """SHA-256 of the wheel; filled in when the job is submitted, checked wherever its code is imported."""
     data: DataSpec = field(default_factory=lambda: DataSpec(source=""), metadata={NOT_IN_FILES: True})
     """The wheel as a data set of one shard, in which form it travels."""
+    block_flops: Annotated[float, (0, 1e21, TOO_MUCH)] = field(default=0.0, metadata={NOT_IN_FILES: True})
+    """Operations of a plug-in's block in the forward of a microbatch; counted when the job is submitted."""
+    block_values: Annotated[int, (0, 10**15, TOO_MUCH)] = field(default=0, metadata={NOT_IN_FILES: True})
+    """Values that it keeps of a microbatch for its backward."""
 
     def why_not_on(self, node: str, allowed: Collection[str]) -> str:
         """Return why a node does not run the wheel's code; empty: it does, or there is none. allowed: its setting."""
@@ -181,7 +188,9 @@ class JobSpec:
     def plugin_names(self) -> dict[str, str]:
         """Return the import path of each plug-in that the job names, by key."""
         groups = {"optim.matrices.name": self.optim.matrices, "optim.rest.name": self.optim.rest}
-        return {key: group.name for key, group in groups.items() if group.is_plugin}
+        named = {key: group.name for key, group in groups.items() if group.is_plugin}
+        named |= {"train.loss": self.train.loss} if self.train.has_own_loss else {}
+        return named | ({"model.block": self.model.block} if self.model.has_own_block else {})
 
     @property
     def data_sets(self) -> tuple[DataSpec, ...]:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.plugins import Trial, import_plugins
@@ -20,7 +21,8 @@ from headway.optim.layer_optimizer import inner_optimizer, optimizer_factory, st
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer
 from headway.optim.spec import GroupSpec, KeptState, OptimSpec, StateTensor
 from headway.stages.errors import DataError
-from headway.stages.model.decoder import trained_shapes
+from headway.stages.model.decoder import build_layer, trained_shapes
+from headway.stages.model.objective import objective_loss
 from headway.stages.plugin_names import PluginError, told_by
 
 NUM_UPDATES: Final = 3
@@ -40,12 +42,68 @@ def tried(spec: JobSpec) -> Trial:
     """Return what a job's plug-ins need, or what is wrong with one."""
     try:
         import_plugins(spec, Path(spec.plugins.data.source))
-        return Trial(
-            matrices=optimizer_trial(spec, Group.MATRICES, spec.optim.matrices),
-            rest=optimizer_trial(spec, Group.REST, spec.optim.rest),
-        )
+        _try_loss(spec)
+        block = block_trial(spec)
+        spec = spec.with_values({"model.block_shapes": block.block_shapes})
+        matrices = optimizer_trial(spec, Group.MATRICES, spec.optim.matrices)
+        rest = optimizer_trial(spec, Group.REST, spec.optim.rest)
+        return msgspec.structs.replace(block, matrices=matrices, rest=rest)
     except (PluginError, DataError) as error:
         return Trial(fault=str(error))
+
+
+def _try_loss(spec: JobSpec) -> None:
+    """Compute a job's own loss of a few logits, and its gradient. Raises PluginError when it breaks a rule."""
+    if not spec.train.has_own_loss:
+        return
+    model, train = replace(spec.model, hidden_size=4, vocab_size=8), replace(spec.train, loss_chunk=0)
+    head, hidden = build_layer("head", model), _drawn((2, 3, 4), 0).requires_grad_()
+    head.load_state_dict({name: _drawn(tuple(each.shape), 1) for name, each in head.named_parameters()}, assign=True)
+    targets, divisor = torch.tensor([[0, 7, 2], [3, 3, -100 if train.has_mask else 1]]), None
+    if train.has_mask:
+        divisor = torch.tensor(2.5)
+    found = []
+    for _ in range(2):
+        loss = objective_loss(head, hidden, train, targets=targets, positions=None, divisor=divisor)
+        with told_by(train.loss):
+            found.append((loss.detach(), *torch.autograd.grad(loss, hidden)))
+    if not all(tensor.isfinite().all() for tensor in found[0]):
+        raise PluginError(train.loss, "makes a loss or a gradient that is not finite, of logits near 0")
+    if not all(map(torch.equal, *found)):
+        raise PluginError(train.loss, "is not deterministic: it gives other bits a second time")
+
+
+def block_trial(spec: JobSpec) -> Trial:
+    """Return what a job's own block computes and keeps of a microbatch, counted on tensors without content.
+
+    Raises PluginError when it breaks a rule.
+    """
+    if not spec.model.has_own_block:
+        return Trial()
+    block = build_layer("block.0", spec.model)
+    parameters, kept = dict(block.named_parameters()), dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    shape = (spec.train.microbatch_size, spec.train.sequence_length, spec.model.hidden_size)
+    hidden = torch.empty(shape, device="meta", requires_grad=True)
+    counter = FlopCounterMode(display=False)
+    with told_by(spec.model.block):
+        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = block(hidden)
+        by = torch.autograd.grad(output, [*parameters.values(), hidden], torch.empty_like(output), allow_unused=True)
+    unused = [name for name, gradient in zip((*parameters, "its input"), by, strict=True) if gradient is None]
+    if unused:
+        raise PluginError(spec.model.block, f"does not use {unused[0]}, which would have no gradient")
+    return Trial(
+        block_shapes=tuple((name, tuple(each.shape)) for name, each in parameters.items()),
+        block_flops=float(counter.get_total_flops()),
+        block_values=sum(kept.values())
+        - sum(kept.get(each.untyped_storage()._cdata, 0) for each in block.parameters()),
+    )
 
 
 def optimizer_trial(spec: JobSpec, group: Group, optimizer: GroupSpec) -> tuple[KeptState, ...]:

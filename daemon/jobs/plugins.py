@@ -42,6 +42,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong; empty: nothing."""
     matrices: tuple[KeptState, ...] = ()
     rest: tuple[KeptState, ...] = ()
+    block_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    block_flops: float = 0.0
+    block_values: int = 0
 
 
 def with_plugins(spec: JobSpec, *, job_file: Path, cache_dir: Path) -> JobSpec:
@@ -62,8 +65,14 @@ def with_plugins(spec: JobSpec, *, job_file: Path, cache_dir: Path) -> JobSpec:
     trial = _tried(known)
     if trial.fault:
         raise ConfigError(trial.fault, f"{where}.wheel")
-    matrices, rest = replace(spec.optim.matrices, kept=trial.matrices), replace(spec.optim.rest, kept=trial.rest)
-    return replace(known, optim=replace(spec.optim, matrices=matrices, rest=rest))
+    counted = {
+        "optim.matrices.kept": trial.matrices,
+        "optim.rest.kept": trial.rest,
+        "model.block_shapes": trial.block_shapes,
+        "plugins.block_flops": trial.block_flops,
+        "plugins.block_values": trial.block_values,
+    }
+    return known.with_values(counted)
 
 
 def _read_wheel(path: Path, where: str) -> bytes:

@@ -5,7 +5,7 @@ the first fault is told.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -20,7 +20,8 @@ from headway.optim.spec import OPTIMIZERS, GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.config_parts import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.model.hugging_face import family_of
-from headway.stages.spec import ABOVE_0, LINEAR_SIZES, AdapterSpec, ModelSpec, matrix_names
+from headway.stages.plugin_names import is_import_path
+from headway.stages.spec import ABOVE_0, BLOCKS, LINEAR_SIZES, LOSSES, AdapterSpec, ModelSpec, matrix_names
 
 BYTE_VOCABULARY: Final = 256
 """Number of tokens of the built-in source, which is bytes."""
@@ -175,6 +176,13 @@ def _unused(part: Any, section: str, needed: str, *names: str) -> Faults:
 
 
 def _model_faults(model: ModelSpec) -> Faults:
+    if model.has_own_block:
+        yield from _faults_of_name("model.block", model.block, BLOCKS)
+        if model.has_adapter:
+            yield "adapter.rank", "is refused with a block of the job's own; leave [adapter] out"
+        return
+    if model.block_settings:
+        yield "model.block_settings", f"is not used by the block {model.block}; leave it out"
     heads = model.num_attention_heads
     if not model.head_dim and model.hidden_size % heads:
         what = f"{heads} heads do not divide hidden_size {model.hidden_size}; choose a divisor, or set head_dim"
@@ -340,6 +348,17 @@ def _train_faults(spec: JobSpec) -> Faults:
     if not spec.model.has_experts:
         yield from _unused(train, "train", "model.num_experts", "router_balance_loss", "router_z_loss")
     yield from _objective_faults(spec)
+    if train.has_own_loss:
+        yield from _faults_of_name("train.loss", train.loss, LOSSES)
+        if train.loss_chunk:
+            yield "train.loss_chunk", "a loss of the job's own has all logits at once; leave it out"
+        if train.learns_preferences:
+            yield "train.loss", 'is that of next tokens, and objective = "dpo" has its own; leave it out'
+    elif train.loss_settings:
+        yield "train.loss_settings", f"is not used by the loss {train.loss}; leave it out"
+    if spec.model.has_own_block and (train.compile or train.recompute == "attention"):
+        key, value = ("compile", "true") if train.compile else ("recompute", '"attention"')
+        yield f"train.{key}", f"{value} is refused with a block of the job's own; leave it out"
     if groups > m:
         yield "train.reduction_groups", f"{groups} groups cannot be filled by {m} microbatches; set it to {m} or less"
     if (number := train.eval_microbatches) > m:
@@ -409,6 +428,12 @@ def _group_faults(group: GroupSpec, key: str) -> Faults:
         yield f"{key}.nesterov", "needs a momentum above 0; set nesterov = false"
     if group.name == "sgd" and group.momentum_dtype != "float32" and group.momentum == 0:
         yield f"{key}.momentum_dtype", "sgd has no momentum here; leave it out"
+
+
+def _faults_of_name(key: str, name: str, known: Iterable[str]) -> Faults:
+    if not is_import_path(name):
+        what = f"{_short(name)} is not {' or '.join(known)}, nor the import path of a plug-in, as my_things:Own"
+        yield key, what + nearest(name, [*known])
 
 
 def _plugin_faults(spec: JobSpec) -> Faults:

@@ -105,7 +105,8 @@ def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[Laye
     recompute: what a block's backward computes again; None: the job's own choice, or the fastest one that it allows.
     """
     model, again = spec.model, recompute or spec.train.recomputes[0]
-    block = [_block_cost(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
+    cost_of = _own_block_cost if model.has_own_block else _block_cost
+    block = [cost_of(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
     costs = (_embed_cost(spec), *block, _head_cost(spec))
     return tuple(_beside_frozen(cost, spec, again) for cost in costs) if spec.train.learns_preferences else costs
 
@@ -376,6 +377,28 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         recomputed_flops=again,
         activation_bytes=kept,
         passing_bytes=max(passing + whole - kept, of_mlp, 0) + _dequantized_bytes(spec, shapes),
+    )
+
+
+def _own_block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
+    """Return the cost of a plug-in's block, by what was counted when the job was submitted."""
+    shapes = [shape for _, shape in spec.model.block_shapes]
+    matrices = [(shape[0], shape[1]) for shape in shapes if len(shape) == 2]
+    others = [shape for shape in shapes if len(shape) != 2]
+    group, whole = spec.optim.matrices, spec.plugins.block_values * element_bytes(spec.train)
+    is_again = recompute == "block"
+    kept = hidden_bytes(spec) if is_again else whole
+    return _cost(
+        spec,
+        name,
+        parts=((matrices, group), (others, spec.optim.rest)),
+        moment_bytes=update_bytes(spec, matrices, [prod(shape) for shape in others]),
+        forward_flops=spec.plugins.block_flops,
+        passed_bytes=(FORWARD_PASSES + BACKWARD_PASSES) * whole + FORWARD_PASSES * (whole - kept),
+        orthogonalized=matrices if group.name == "muon" else (),
+        recomputed_flops=is_again * spec.plugins.block_flops,
+        activation_bytes=kept,
+        passing_bytes=max(whole - kept, hidden_bytes(spec)),
     )
 
 

@@ -8,6 +8,7 @@ Layers are built on the meta device: they are the formula, and the weights come 
 (`torch.func.functional_call(layer, weights, (hidden,))`).
 """
 
+import pkgutil
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -22,7 +23,8 @@ from headway.stages.model.adapters import adapt
 from headway.stages.model.experts import Mixture
 from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.positions import DocumentRows, added_mask, query_scales, rotary_table
-from headway.stages.spec import ModelSpec, RopeSpec
+from headway.stages.plugin_names import PluginError, told_by
+from headway.stages.spec import BLOCKS, ModelSpec, RopeSpec
 
 # Attention with a sink: one learned logit of each head takes part in the softmax, for a value of zero.
 #
@@ -82,8 +84,41 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
         return adapt(Head(spec), spec.adapter, name)
     kind, _, index = name.partition(".")
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        return adapt(Block(spec, attention_backend, index=int(index)), spec.adapter, name)
+        if spec.has_own_block:
+            return _own_block(spec)
+        make = pkgutil.resolve_name(BLOCKS[spec.block])
+        return adapt(make(spec, attention_backend, index=int(index)), spec.adapter, name)
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
+
+
+def _own_block(spec: ModelSpec) -> nn.Module:
+    """Return the block of a plug-in, whose output is looked at. Raises PluginError."""
+    name = spec.block
+    with told_by(name), torch.device("meta"):
+        block = pkgutil.resolve_name(name)(spec, **dict(spec.block_settings))
+        if not isinstance(block, nn.Module):
+            raise PluginError(name, f"makes a {type(block).__name__}, which is no torch.nn.Module")
+        if held := next((key for key, _ in block.named_buffers()), ""):
+            raise PluginError(name, f"has a buffer, {held}; make it in forward, or a parameter of it")
+    compute = block.forward
+
+    def forward(hidden: Tensor, *documents: DocumentRows) -> Tensor:
+        with told_by(name):
+            output = compute(hidden, *documents)
+            if not isinstance(output, Tensor) or (output.shape, output.dtype) != (hidden.shape, hidden.dtype):
+                found = described(output)
+                raise PluginError(name, f"returns {found} for {described(hidden)}; both have to be alike")
+        return output
+
+    block.forward = forward
+    return block
+
+
+def described(value: object) -> str:
+    """Return what a plug-in has made, for its author."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
@@ -117,6 +152,8 @@ def _shapes(name: str, spec: ModelSpec) -> tuple[tuple[str, torch.Size, bool, to
     """Return each parameter of a layer, its shape, whether it is trained, and its dtype. Many experts take their time
     to build.
     """
+    if spec.has_own_block and name.startswith("block.") and spec.block_shapes:  # processes without its code ask too
+        return tuple((parameter, torch.Size(shape), True, torch.float32) for parameter, shape in spec.block_shapes)
     named = build_layer(name, spec).named_parameters()
     return tuple((parameter, tensor.shape, tensor.requires_grad, tensor.dtype) for parameter, tensor in named)
 

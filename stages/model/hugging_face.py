@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -82,7 +82,7 @@ def layer_parameter(name: str, model: ModelSpec) -> tuple[str, str] | None:
 @lru_cache(maxsize=8)
 def _renamed(model: ModelSpec) -> Mapping[str, str]:
     """Return the parts of a block that have another name in the files of a model's family."""
-    is_plain = model.norm_placement == "before" and not model.has_experts
+    is_plain = model.has_own_block or (model.norm_placement == "before" and not model.has_experts)
     return {} if is_plain else FAMILIES[family_of(model)].renamed
 
 
@@ -104,6 +104,10 @@ _WINDOW_KEYS: Final[dict[str, tuple[str, ...]]] = {
 """By `Family.window`, the keys with which a config.json says the kind of each block."""
 
 
+OWN_BLOCK: Final = "headway-plug-in"
+"""The `model_type` of a model with a plug-in's block."""
+
+
 def hugging_face_config(
     spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequence_length: int
 ) -> dict[str, Any]:
@@ -111,6 +115,8 @@ def hugging_face_config(
 
     sequence_length is the longest on which the model was trained. Raises ValueError when no family has the options.
     """
+    if spec.has_own_block:  # no class of transformers opens it: what made it is said
+        return asdict(spec) | {"model_type": OWN_BLOCK, "dtype": dtype, "max_position_embeddings": sequence_length}
     model_type = family_of(spec)
     family = FAMILIES[model_type]
     config: dict[str, Any] = {

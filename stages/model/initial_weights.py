@@ -21,7 +21,8 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
     """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
 
     Adapters are left out. Weights are normal with standard deviation `initializer_range`; norms' gains are ones and
-    biases zeros, as in Hugging Face. Raises ValueError for a layer that the model does not have.
+    biases zeros, as in Hugging Face. So are the vectors of a plug-in's block. Raises ValueError for a layer that the
+    model does not have.
     """
     module = build_layer(layer, spec.base)
     norms = {path: part for path, part in module.named_modules() if isinstance(part, nn.RMSNorm)}
@@ -30,6 +31,9 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
         norm = norms.get(name.removesuffix(".weight"))
         if isinstance(norm, ZeroCenteredNorm):
             return torch.zeros(shape)
+        is_own = spec.has_own_block and layer.startswith("block.")
+        if is_own and len(shape) < 2:
+            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
         if norm is not None or name.endswith((".dt_bias", "layer_scalar")):
             return torch.ones(shape)
         if name.endswith(".A_log"):  # of decays between those of transformers

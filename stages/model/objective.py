@@ -5,8 +5,9 @@ models, one below the other: the model with adapters, and the frozen one without
 so the frozen model's log-probabilities take no second model and no second pass. docs/numerics.md, section 9.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from operator import add
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import without_adapters
-from headway.stages.model.decoder import Head, token_loss
+from headway.stages.model.decoder import Head, described, token_loss
 from headway.stages.model.positions import DocumentRows
-from headway.stages.spec import TrainSpec
+from headway.stages.plugin_names import PluginError, Settings, told_by
+from headway.stages.spec import LOSSES, TrainSpec
 
 # The loss of a microbatch, with the logits of a few rows at a time.
 #
@@ -27,16 +29,26 @@ from headway.stages.spec import TrainSpec
 # torch's own `linear_cross_entropy` rounds the loss to the dtype of the hidden states, to 3 digits in bfloat16.
 
 
+Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""As `token_loss`."""
+
+
 def microbatch_loss(
-    head: nn.Module, hidden: Tensor, targets: Tensor, *, chunk: int, mean_tokens: Tensor | None = None
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int,
+    mean_tokens: Tensor | None = None,
+    loss_of: Loss = token_loss,
 ) -> Tensor:
-    """Return the mean cross entropy over the tokens of a microbatch, in nats: fp32 [] for any dtype.
+    """Return the mean loss over the tokens of a microbatch, the cross entropy in nats: fp32 [] for any dtype.
 
     hidden [microbatch, sequence, hidden] is the head's input, targets int64 [microbatch, sequence]. chunk: rows whose
-    logits exist at once; 0: all. mean_tokens: see `token_loss`.
+    logits exist at once, of the cross entropy; 0: all. mean_tokens: see `token_loss`.
     """
     if chunk == 0:
-        return token_loss(head(hidden), targets, mean_tokens)
+        return loss_of(head(hidden), targets, mean_tokens)
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
@@ -118,6 +130,25 @@ def _chunks(normed: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tenso
     return zip(normed.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
 
 
+@lru_cache(maxsize=16)
+def _loss_of(name: str, settings: Settings) -> Loss:
+    """Return a loss by its name. What a plug-in's returns is looked at. Raises PluginError, also when it is called."""
+    if name in LOSSES:
+        own: Loss = pkgutil.resolve_name(LOSSES[name])
+        return own
+    with told_by(name):
+        compute = partial(pkgutil.resolve_name(name), **dict(settings))
+
+    def loss_of(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None) -> Tensor:
+        with told_by(name):
+            loss: Tensor = compute(logits, targets, mean_tokens)
+            if not isinstance(loss, Tensor) or loss.shape != () or loss.dtype != torch.float32:
+                raise PluginError(name, f"returns {described(loss)}, and has to return a float32 tensor []")
+        return loss
+
+    return loss_of
+
+
 def objective_loss(
     head: nn.Module,
     hidden: Tensor,
@@ -129,7 +160,8 @@ def objective_loss(
 ) -> Tensor:
     """Return the loss [] of a microbatch, in float32. The arguments are those of a `Microbatch`."""
     if not train.learns_preferences:
-        return microbatch_loss(head, hidden, targets, chunk=train.loss_chunk, mean_tokens=divisor)
+        loss_of = _loss_of(train.loss, train.loss_settings)
+        return microbatch_loss(head, hidden, targets, chunk=train.loss_chunk, mean_tokens=divisor, loss_of=loss_of)
     assert positions is not None, "pairs are documents of rows"
     assert divisor is not None, "pairs have flags"
     chunk, beta = train.loss_chunk, train.dpo_beta

@@ -214,7 +214,7 @@ class StageGraph:
         if self._is_last and layer == len(self._layers) - 1:
             targets, positions, divisor = held.targets, held.positions, held.divisor
             return objective_loss(module, hidden, self._train, targets=targets, positions=positions, divisor=divisor)
-        is_block = held.documents is not None and isinstance(module, Block)
+        is_block = held.documents is not None and self._layers[layer].name.startswith("block.")
         if self._train.learns_preferences:
             return beside_frozen(module, hidden, held.documents if is_block else None)
         output: Tensor = module(hidden, held.documents) if is_block else module(hidden)
@@ -226,7 +226,7 @@ class StageGraph:
 
     def _documents(self, rows: Microbatch) -> DocumentRows | None:
         """Return what the stage's blocks read of the microbatch's positions."""
-        has_blocks = any(isinstance(module, Block) for module in self._modules[0])
+        has_blocks = any(layer.name.startswith("block.") for layer in self._layers)
         if rows.positions is None or not has_blocks:
             return None
         return document_rows(rows.positions, self._model, self._dtype)

@@ -16,6 +16,7 @@ from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugin_trial import tried
 from headway.daemon.jobs.plugins import import_plugins, with_plugins
 from headway.daemon.plan.layer_costs import layer_costs
+from headway.optim.spec import OptimSpec
 from headway.stages.plugin_names import PluginError
 
 JOB = """
@@ -58,6 +59,32 @@ FAULTS = {
 }
 
 
+LOSS = "import torch\ndef Own(logits, targets, mean_tokens, rank=1):\n    "
+BLOCK = """
+import torch
+class Own(torch.nn.Module):
+    def __init__(self, model, *, rank=1):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(model.hidden_size, 40), torch.nn.Linear(40, model.hidden_size, bias=False)
+        INIT
+    def forward(self, hidden):
+        FORWARD
+"""
+ANSWER = "return hidden + self.down(torch.nn.functional.silu(self.up(hidden)))"
+PARTS_FAULTS = {
+    "rows": ("loss", "return logits.float().sum((1, 2))", "returns float32 [2], and has to return a float32 tensor []"),
+    "halves": ("loss", "return logits.bfloat16().sum()", "returns bfloat16 [], and has to"),
+    "none": ("loss", "return None", "returns a NoneType, and has to"),
+    "no_graph": ("loss", "return logits.float().sum().detach()", "RuntimeError"),
+    "nan": ("loss", "return logits.float().sum() / 0 * 0", "makes a loss or a gradient that is not finite"),
+    "randomly": ("loss", "return (logits.float() * torch.rand(())).sum()", "is not deterministic"),
+    "narrower": ("block", ("", "return self.up(hidden)"), "returns float32 [4, 128, 40] for float32 [4, 128, 16]"),
+    "unused": ("block", ("self.more = torch.nn.Linear(2, 2)", ANSWER), "does not use more.weight"),
+    "buffer": ("block", ("self.register_buffer('b', torch.zeros(1))", ANSWER), "has a buffer, b"),
+    "values": ("block", ("", "return hidden * hidden.sum().item()"), "(values.py:9)"),
+}
+
+
 @pytest.fixture(autouse=True)
 def path_of_imports() -> Iterator[None]:
     """Imports of a test end with it."""
@@ -83,6 +110,50 @@ def test_a_step_that_breaks_a_rule_is_refused_by_name(tmp_path: Path, module: st
     assert fault.startswith(f"plug-in {module}:Own: ")
     assert line in fault
     assert "\n" not in fault
+
+
+def of_kind(folder: Path, module: str, kind: str, text: object) -> JobSpec:
+    """A job whose loss or block is `Own` of a module."""
+    known = job(folder, module, LOSS + str(text) if kind == "loss" else own_block(text))
+    key = {"loss": "train.loss", "block": "model.block"}[kind]
+    return known.with_values({key: f"{module}:Own", "optim.matrices": OptimSpec().matrices})
+
+
+def own_block(text: object) -> str:
+    """The text of a block: what its constructor and its forward do."""
+    assert isinstance(text, tuple)
+    return BLOCK.replace("INIT", text[0]).replace("FORWARD", text[1])
+
+
+@pytest.mark.parametrize(("module", "kind", "text", "line"), [(name, *row) for name, row in PARTS_FAULTS.items()])
+def test_a_loss_or_a_block_that_breaks_a_rule_is_refused_by_name(
+    tmp_path: Path, module: str, kind: str, text: object, line: str
+) -> None:
+    """Another shape or dtype than the rest of a stage expects, no gradient, other bits a second time."""
+    fault = tried(of_kind(tmp_path, module, kind, text)).fault
+    assert fault.startswith(f"plug-in {module}:Own: ")
+    assert line in fault
+    assert "\n" not in fault
+
+
+def test_the_plan_counts_what_the_block_computes_and_keeps(tmp_path: Path) -> None:
+    """Two products and their weights; of each token its input once for up, what silu and down keep: 16, 40 and 40."""
+    spec = of_kind(tmp_path, "counted", "block", ("", ANSWER))
+    trial = tried(spec)
+    assert not trial.fault
+    known = {"block_flops": trial.block_flops, "block_values": trial.block_values}
+    spec = replace(
+        spec,
+        model=replace(spec.model, block_shapes=trial.block_shapes),
+        plugins=replace(spec.plugins, **known),  # type: ignore[arg-type]
+    )
+    block, tokens = layer_costs(spec)[1], spec.train.microbatch_size * spec.train.sequence_length
+    assert block.num_parameters == 40 * 16 + 40 + 16 * 40
+    assert block.forward_flops == 2 * tokens * 2 * 40 * 16
+    assert block.activation_bytes == 4 * tokens * (16 + 40 + 40)
+    again = layer_costs(spec, "block")[1]
+    assert again.activation_bytes == 4 * tokens * 16
+    assert again.backward_flops == block.backward_flops + block.forward_flops
 
 
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
