@@ -47,7 +47,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job has reach
 def register(app: Commands) -> None:
     """Add the commands."""
     add(add_group(app, "jobs", jobs, panel=Panel.LOOK, is_command=True), remove, name="rm")
-    add(app, status, watch, history, events, logs, trace, panel=Panel.LOOK)
+    add(app, status, watch, history, report, events, logs, trace, panel=Panel.LOOK)
     add(app, pause, resume, cancel, export, panel=Panel.JOB)
 
 
@@ -447,3 +447,33 @@ def trace(job: JobName, options: TraceOptions, where: Where, as_json: AsJson = F
     about = msgspec.to_builtins(found)
     files = write_panels(panels, names, picture=options.picture, trace=options.out, about=about)
     return as_json_text(found) if as_json else [*found.lines, *files]
+
+
+def report(
+    job: JobName,
+    out: Annotated[Path, typer.Option("--out", metavar="OUT.html", help="File to write.")] = Path("run.html"),
+    compare: Annotated[
+        str,
+        typer.Option(metavar="OTHER", help="Another job, or the folder of a `run` or `reference`, to compare with."),
+    ] = "",
+    *,
+    where: Where,
+    as_json: AsJson = False,
+) -> Answer:
+    """Draw a job as one page: its losses, who held which layers, what failures cost. Also of a job that is over.
+
+    The page is one file that opens without a network. --json prints what it draws.
+
+    \b
+    headway report my-job --out run.html
+    headway report my-job --compare runs/plain
+    """
+    from headway.daemon.client.job_picture import draw_job
+    from headway.daemon.reports.report_page import write_report
+
+    picture = where.run(lambda session: draw_job(session, job, compare=compare))
+    if as_json:
+        return as_json_text(picture)
+    write_report(picture, out)
+    difference = [f"difference to {picture.other.name}: {picture.other.sentence}"] if picture.other is not None else []
+    return [*difference, f"{out}: {picture.num_done} of {picture.num_batches} batches of {job}; a browser opens it"]

@@ -309,6 +309,30 @@ class WorkerPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageOutline:
+    """One stage of a plan that was in force."""
+
+    first: int
+    """Index of its first layer among the model's layers."""
+    last: int
+    holders: tuple[DeviceKey, ...]
+    """Devices that computed it, the lead first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutline:
+    """What stays known of a plan after it is gone: who held which layers."""
+
+    timeline: int
+    boundary: int
+    """First batch that it computed."""
+    furthest: int
+    """First batch that was not begun before it, as in PlanRecord."""
+    predicted_batch_seconds: float
+    stages: tuple[StageOutline, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
     """`jobs/<job>/plan` (in force) and `jobs/<job>/next` (being prepared)."""
 
@@ -369,6 +393,25 @@ class PlanRecord:
     def stage_index(self, position: int) -> int:
         """Return the stage of a worker, from 0."""
         return next(index for index, workers in enumerate(self.replicas) if position in workers)
+
+    def outline(self, layers: Sequence[str]) -> PlanOutline:
+        """Return what stays known of it; layers: the model's, in order."""
+        of = {name: index for index, name in enumerate(layers)}
+        stages = [[self.workers[position] for position in positions] for positions in self.replicas]
+        return PlanOutline(
+            timeline=self.timeline,
+            boundary=self.boundary,
+            furthest=self.furthest,
+            predicted_batch_seconds=self.predicted_batch_seconds,
+            stages=tuple(
+                StageOutline(
+                    first=of[workers[0].layers[0]],
+                    last=of[workers[0].layers[-1]],
+                    holders=tuple((worker.node, worker.device_index) for worker in workers),
+                )
+                for workers in stages
+            ),
+        )
 
     def is_lead(self, position: int) -> bool:
         """Return whether a worker leads its stage: it has group 0, and reports for the stage."""
@@ -532,3 +575,7 @@ class EventRecord:
     at: float
     text: str
     generation: int
+    is_failure: bool = False
+    """True if a failure interrupted the training; it goes on with the next event that has a plan."""
+    plan: PlanOutline | None = None
+    """The plan that came into force; None: none did, or an earlier release wrote the event."""

@@ -155,7 +155,7 @@ def enforce_first(situation: JobSituation, to: Phase) -> Command:
         if again
         else (f"Training since batch {plan.boundary}: {plan.reason}")
     )
-    return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
+    return move(situation, to, text, plan=plan, deletes=("next", "stop"))
 
 
 def enforce_change(situation: JobSituation, to: Phase) -> Command:
@@ -167,7 +167,7 @@ def enforce_change(situation: JobSituation, to: Phase) -> Command:
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
     num_moved = len(situation.moving) - 1
     text = f"{successor.reason}; since batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
-    return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
+    return move(situation, to, text, plan=plan, deletes=("next", "stop"))
 
 
 def drop_next(situation: JobSituation, to: Phase) -> Command:

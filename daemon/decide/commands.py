@@ -155,6 +155,7 @@ def move(
     reason: str,
     *,
     puts: dict[str, bytes] | None = None,
+    plan: PlanRecord | None = None,
     deletes: tuple[str, ...] = (),
     error: str = "",
     generation: int = 0,
@@ -169,9 +170,12 @@ def move(
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
-    is_saved: the checkpoint then has everything. shortages: instead of all that are known.
+    plan: the one that comes into force. is_saved: the checkpoint then has everything. shortages: instead of all that
+    are known.
     """
     job, before = situation.job, situation.job.phase
+    if plan is not None:
+        puts = {"plan": encode(plan)} | (puts or {})
     number = generation or before.generation
     lineage, classes, was_rounded = _past(job, deletes, is_carried=is_saved or "plan" in (puts or {}))
     record = PhaseRecord(
@@ -194,8 +198,14 @@ def move(
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
     written[Keys.of(job.name, "phase")] = encode(record)
     if is_event:
-        text = EventRecord(at=situation.written_at, text=event or sentence(reason), generation=number)
-        written[Keys.event(job.name, before.num_events)] = encode(text)
+        told = EventRecord(
+            at=situation.written_at,
+            text=event or sentence(reason),
+            generation=number,
+            is_failure=to is Phase.RECOVERING,
+            plan=plan.outline(situation.spec.layers) if plan is not None else None,
+        )
+        written[Keys.event(job.name, before.num_events)] = encode(told)
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",

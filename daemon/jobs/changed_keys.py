@@ -1,12 +1,15 @@
-"""Finds the keys in which a job differs from the one whose checkpoint it begins with. Pure.
+"""Finds the keys in which a job differs from the defaults, or from the one whose checkpoint it begins with. Pure.
 
 A change of the recurrence gives other weights after the boundary; any other change gives the same.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 
 _WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs")
 _ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
@@ -41,6 +44,47 @@ def changes(spec: JobSpec, origin: JobSpec, boundary: int) -> Changes:
     return Changes(
         of_recurrence=of_recurrence, others=tuple(text for key, text in differing.items() if key not in counted)
     )
+
+
+def values_of(spec: JobSpec) -> dict[str, str]:
+    """Return every key that a job file may have, with its value in TOML."""
+    return {key: told for item in _named(spec) for key, told in _in_toml(getattr(spec, item), item).items()}
+
+
+def job_text(spec: JobSpec) -> str:
+    """Return a file of this job: the keys whose values are not the defaults, one a line."""
+    values, usual = values_of(spec), values_of(JobSpec(job=JobSection(name="")))
+    kept = {key for key, value in values.items() if usual.get(key) != value}
+    kept |= {f"{key.rpartition('.')[0]}.name" for key in kept if key.startswith(("optim.matrices.", "optim.rest."))}
+    if spec.data.sources:
+        kept -= {"data.source", "data.sha256"}
+    lines = [f"{key} = {value}" for key, value in values.items() if key in kept]
+    origin = [f"model.from = {_toml(spec.origin.url)}"] if spec.origin.url else []
+    return "\n".join((*origin, *lines, ""))
+
+
+def _named(value: Any) -> list[str]:
+    return [item.name for item in fields(value) if not item.metadata.get(NOT_IN_FILES)]
+
+
+def _in_toml(value: Any, key: str) -> dict[str, str]:
+    if not is_dataclass(value):
+        return {} if value is None else {key: _toml(value)}
+    found: dict[str, str] = {}
+    for name in _named(value):
+        found |= _in_toml(getattr(value, name), f"{key}.{name}")
+    return found
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, on one line."""
+    if is_dataclass(value):
+        value = {name: getattr(value, name) for name in _named(value)}
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items() if inner is not None) + " }"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else repr(value)
 
 
 def _counts(key: str, *, has_other_rates: bool) -> bool:

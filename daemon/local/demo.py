@@ -13,9 +13,10 @@ from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.run import FAILURE_NAME, METRICS_NAME, MODEL_NAME, run_job
+from headway.daemon.local.run import FAILURE_NAME, MODEL_NAME, run_job
 from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.reports.job_report import report_job
+from headway.daemon.reports.metrics_file import METRICS_NAME
 from headway.daemon.reports.watch_view import draw_curve, open_display
 
 NUM_NODES = 3

@@ -20,10 +20,10 @@ from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import read_parts
+from headway.daemon.reports.metrics_file import METRICS_NAME
 from headway.daemon.reports.watch_view import Display
 from headway.stages.errors import PeerError
 
-METRICS_NAME = "metrics.jsonl"
 MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
 DEATH_GRACE_S = 60.0

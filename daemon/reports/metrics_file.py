@@ -10,8 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
+
+METRICS_NAME: Final = "metrics.jsonl"
+"""Name of the file in the folder of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,24 @@ def rates(spec: JobSpec) -> Callable[[int], float]:
     """
     factor = spec.optim.rate_factors(spec.train.batches)
     return lambda batch: spec.optim.matrices.lr * factor(batch)
+
+
+def read_rows(path: Path) -> list[HistoryRow]:
+    """Return the rows of a metrics file; a torn last line does not count. Raises ConfigError, naming the line."""
+    rows: list[HistoryRow] = []
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                rows.append(msgspec.json.decode(line, type=HistoryRow))
+                if len(rows) > 1 and rows[-1].batch <= rows[-2].batch:
+                    raise ConfigError(f"line {number} is batch {rows[-1].batch}, which is not a new one", str(path))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"line {number} is no batch's metrics: {error}", str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", str(path)) from error
+    return rows
 
 
 class MetricsFile:

@@ -1,0 +1,55 @@
+"""Writes the page of a job as one file: it opens without a network, and asks no host for anything."""
+
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Final
+
+import msgspec
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.reports.picture import Picture
+
+STYLES: Final = ("uPlot.min.css", "page.css")
+SCRIPTS: Final = ("uPlot.iife.min.js", "panels.js")
+PAGE: Final = files("headway.daemon.reports") / "page"
+"""The static files, also of a page that is served."""
+
+
+def page_html(picture: Picture | None, *, more_scripts: tuple[str, ...] = (), connects: str = "'none'") -> str:
+    """Return the page with its picture inside; None: a script that is added brings it.
+
+    more_scripts: texts that run after the code of the panels. connects: hosts that the page may ask, by its policy.
+    """
+    style = "\n".join(_file(name) for name in STYLES)
+    script = "\n".join((*map(_file, SCRIPTS), *more_scripts))
+    policy = (
+        f"default-src 'none'; connect-src {connects}; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    inside = "" if picture is None else _inside_html(msgspec.json.encode(picture).decode())
+    return Template(_file("report.html")).substitute(policy=policy, style=style, script=script, picture=inside)
+
+
+def write_report(picture: Picture, out: Path) -> None:
+    """Write the page. Raises ConfigError for a path that cannot be written."""
+    try:
+        out.write_text(page_html(picture), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(out)) from error
+
+
+def _file(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """Return what names an inline text in a Content-Security-Policy: no other text runs."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _inside_html(text: str) -> str:
+    """Return JSON that cannot end the element around it: a job may be named `</script>`."""
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

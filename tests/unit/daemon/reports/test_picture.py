@@ -1,0 +1,175 @@
+"""What a page shows of a job: curves that keep their extremes and digits, plans, failures."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.records import EventRecord
+from headway.daemon.jobs.changed_keys import job_text
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.reports.metrics_file import MetricsFile, read_rows
+from headway.daemon.reports.picture import MOST_POINTS, OtherRun, picture_of, reduced
+from tests.rigs.pictured_job import BEGAN_S, job_view, outline, rows, story
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_a_reduced_curve_keeps_its_extremes() -> None:
+    """A spike of one batch in a million, up and down, is still there, and so are both ends."""
+    points = [(batch, 2.0 + batch % 7) for batch in range(1_000_000)]
+    points[123_457] = 123_457, 99.0
+    points[654_321] = 654_321, -99.0
+    series = reduced(points)
+    assert len(series.batches) <= MOST_POINTS
+    assert {(123_457, 99.0), (654_321, -99.0), points[0], points[-1]} <= {
+        *zip(series.batches, series.values, strict=True)
+    }
+    assert list(series.batches) == sorted(set(series.batches))
+
+
+def test_a_loss_that_is_not_finite_is_kept_as_a_gap() -> None:
+    """The one NaN of many batches is in the picture, as null."""
+    points = [(batch, 1.0) for batch in range(5000)]
+    points[2500] = 2500, float("nan")
+    series = reduced(points)
+    assert dict(zip(series.batches, series.values, strict=True))[2500] is None
+
+
+def test_the_loss_has_each_digit_of_the_metrics_file(tmp_path: Path) -> None:
+    """The text of each loss in the picture's JSON is the text in metrics.jsonl."""
+    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
+        for row in rows(300):
+            metrics.append(row)
+    picture = picture_of(job_view(300), {}, read_rows(tmp_path / "metrics.jsonl"), now_s=BEGAN_S)
+    shown = json.loads(msgspec.json.encode(picture), parse_float=str)["series"]["loss"]["values"]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert shown == [json.loads(line, parse_float=str)["loss"] for line in lines]
+
+
+def test_a_picture_tells_who_held_what_and_what_failures_cost() -> None:
+    """Two failures and a join: four plans that meet without a gap, each with its cause; both failures with seconds."""
+    picture = picture_of(job_view(400), {}, rows(400, num_generations=4), now_s=BEGAN_S)
+    spans = [(plan.number, plan.first, plan.end, plan.is_rollback) for plan in picture.generations]
+    assert spans == [(1, 0, 115, False), (2, 115, 192, True), (3, 192, 320, True), (4, 320, 400, False)]
+    assert "killed by SIGKILL" in picture.generations[1].text
+    assert "node-4 joined" in picture.generations[3].text
+    held = [
+        [(stage.first, stage.last, *(picture.devices[device] for device in stage.holders)) for stage in plan.stages]
+        for plan in picture.generations
+    ]
+    assert held[0] == [(0, 1, "node-1"), (2, 4, "node-2"), (5, 7, "node-3")]
+    assert held[2] == [(0, 3, "node-1"), (4, 7, "node-3")]
+    assert [(each.batch, each.boundary, each.still_s) for each in picture.failures] == [
+        (119, 115, 3.0),
+        (199, 192, 6.0),
+    ]
+    assert [each.batch for each in picture.events] == [0, 119, 115, 199, 192, 320]
+    assert picture.failures[0].again_s == pytest.approx(sum(row.seconds for row in rows(400)[116:120]))
+
+
+def test_a_failure_that_goes_on_has_no_seconds_yet() -> None:
+    """Nothing has resumed after the newest failure: it is shown, without an end."""
+    picture = picture_of(job_view(400, events=story(400, 8)[:4]), {}, rows(199), now_s=BEGAN_S)
+    assert [each.still_s is None for each in picture.failures] == [False, True]
+
+
+def test_plans_of_an_earlier_release_are_shown_without_layers() -> None:
+    """Its events have no plan: the rows tell where each generation began."""
+    events = (EventRecord(at=BEGAN_S, text="Training starts at batch 0", generation=1),)
+    picture = picture_of(job_view(100, events=events), {}, rows(100, num_generations=2), now_s=BEGAN_S)
+    assert [(plan.number, plan.first, plan.end, plan.stages) for plan in picture.generations] == [
+        (1, 0, 50, ()),
+        (2, 50, 100, ()),
+    ]
+
+
+def test_the_difference_to_another_run_is_told() -> None:
+    """Equal bits are 0 in all batches; one that differs is named, with its size."""
+    mine = rows(100)
+    spec = job_view(100).spec
+    assert spec is not None
+    equal = picture_of(job_view(100), {}, mine, now_s=0.0, other=OtherRun(name="plain", rows=mine)).other
+    assert equal is not None
+    assert equal.sentence == "0 in all 100 batches"
+    theirs = [replace(row, loss=row.loss + 0.25) if row.batch == 57 else row for row in mine[:80]]
+    other = OtherRun(name="b", rows=theirs, spec=replace(spec, train=replace(spec.train, microbatches=2)))
+    unlike = picture_of(job_view(100), {}, mine, now_s=0.0, other=other).other
+    assert unlike is not None
+    assert unlike.sentence == ("from batch 57 on, -0.25 at most (batch 57), in 1 of the 80 batches that both have")
+    assert unlike.differing_keys == (f"train.microbatches: {spec.train.microbatches} here, 2 there",)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/jobs").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_job_file_of_a_picture_is_the_job(path: Path) -> None:
+    """What the page shows can be saved and run: it reads back as the same job."""
+    spec = parse_job(path.read_text())
+    assert parse_job(job_text(spec)) == spec
+
+
+def test_a_value_of_every_kind_reads_back() -> None:
+    """Quotes, tuples, tables in tuples and optional tables are TOML."""
+    spec: JobSpec = parse_job(
+        'job.name = "a"\nplacement.sites = ["x\\"y", "z"]\noptim.matrices = { name = "adamw", betas = [0.5, 0.9] }\n'
+        'fault.checkpoint_dir = "s3://b/\\u00e9"\n'
+        'data.sources = [{ source = "/a", weight = 0.25 }, { source = "/b", weight = 0.75 }]\n'
+    )
+    text = job_text(spec)
+    assert parse_job(text) == spec
+    assert tomllib.loads(text)["data"]["sources"][1]["weight"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "line", ['{"batch":1}', "{", '{"batch":0,"loss":1,"learning_rate":1,"tokens":1,"seconds":1,"generation":0}']
+)
+def test_a_file_that_is_no_history_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    """Fields missing, no JSON, a batch for the second time."""
+    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
+        metrics.append(rows(1)[0])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        read_rows(tmp_path / "metrics.jsonl")
+
+
+def crowd() -> tuple[Any, Any]:
+    """A million batches, 500 plans, each on 1,000 nodes in another order, sentences that name them all."""
+    nodes = [f"machine-with-a-long-name-{number:04d}" for number in range(1000)]
+    events = tuple(
+        EventRecord(
+            at=BEGAN_S + number,
+            text="Training resumes on " + ", ".join(nodes),
+            generation=number + 1,
+            plan=outline(number * 2000, tuple(nodes[number:] + nodes[:number]), 98, timeline=1, furthest=number * 2000),
+        )
+        for number in range(500)
+    )
+    return job_view(1_000_000, events=events, num_layers=98), rows(1_000_000, num_generations=500)
+
+
+@pytest.fixture(scope="module")
+def crowded() -> bytes:
+    """The picture of it, as JSON, compared with another run as long."""
+    job, history = crowd()
+    other = OtherRun(name="again", rows=history, spec=job.spec)
+    return msgspec.json.encode(picture_of(job, {}, history, now_s=BEGAN_S, other=other))
+
+
+def test_a_million_batches_on_a_thousand_nodes_stay_below_a_megabyte(crowded: bytes) -> None:
+    """With 500 plans and a second run beside it; the longest plans still have their layers."""
+    assert len(crowded) < 900_000
+    told = json.loads(crowded)
+    assert len(told["generations"]) == 500
+    assert any(plan["stages"] for plan in told["generations"])
+    assert len(told["devices"]) > 100
+
+
+def test_a_name_is_the_default(tmp_path: Path) -> None:
+    """The shortest job has one line."""
+    assert job_text(JobSpec(job=JobSection(name="first"))) == 'job.name = "first"\n'
