@@ -34,6 +34,8 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attrs), ""))
 
     def handle_data(self, data: str) -> None:
+        if not self.found:
+            return
         tag, attributes, text = self.found[-1]
         self.found[-1] = (tag, attributes, text + data)
 
