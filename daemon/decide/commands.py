@@ -170,14 +170,12 @@ def move(
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
-    plan: the one that comes into force. is_saved: the checkpoint then has everything. shortages: instead of all that
-    are known.
+    plan: comes into force. is_saved: the checkpoint then has everything. shortages: instead of all that are known.
     """
     job, before = situation.job, situation.job.phase
-    if plan is not None:
-        puts = {"plan": encode(plan)} | (puts or {})
+    puts = (puts or {}) | ({} if plan is None else {"plan": encode(plan)})
     number = generation or before.generation
-    lineage, classes, was_rounded = _past(job, deletes, is_carried=is_saved or "plan" in (puts or {}))
+    lineage, classes, was_rounded = _past(job, deletes, is_carried=is_saved or "plan" in puts)
     record = PhaseRecord(
         phase=to,
         reason=reason,
@@ -195,17 +193,9 @@ def move(
         since=situation.written_at if to is not before.phase else before.since,
         shortages=situation.shortages if shortages is None else shortages,
     )
-    written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
-    written[Keys.of(job.name, "phase")] = encode(record)
+    written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:
-        told = EventRecord(
-            at=situation.written_at,
-            text=event or sentence(reason),
-            generation=number,
-            is_failure=to is Phase.RECOVERING,
-            plan=plan.outline(situation.spec.layers) if plan is not None else None,
-        )
-        written[Keys.event(job.name, before.num_events)] = encode(told)
+        written[Keys.event(job.name, before.num_events)] = _event(situation, to, event or reason, number, plan)
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
@@ -214,11 +204,22 @@ def move(
         puts=written,
         deletes=(
             *(key for key in (Keys.of(job.name, leaf) for leaf in deletes) if situation.view.revision_of(key)),
-            *_old_workers(situation, puts or {}),
+            *_old_workers(situation, puts),
             *(_old_events(job) if is_event else ()),
         ),
         leased=leased or {},
     )
+
+
+def _event(situation: JobSituation, to: Phase, text: str, generation: int, plan: PlanRecord | None) -> bytes:
+    record = EventRecord(
+        at=situation.written_at,
+        text=sentence(text),
+        generation=generation,
+        is_failure=to is Phase.RECOVERING,
+        plan=plan.outline(situation.spec.layers) if plan is not None else None,
+    )
+    return encode(record)
 
 
 def _old_workers(situation: JobSituation, puts: Mapping[str, bytes]) -> tuple[str, ...]:
