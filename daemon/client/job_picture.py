@@ -51,7 +51,7 @@ async def draw_job(
     return picture_of(
         job,
         view.nodes,
-        rows if rows is not None else await history_in(session, view, name),
+        rows if rows is not None else await _rows(session, view, name),
         now_s=time.time(),
         pipeline=pipeline,
         why_no_pipeline=why,
@@ -74,11 +74,15 @@ async def traced(session: ClusterSession, name: str) -> tuple[TracedPipeline | N
     return ([worker.name for worker in told.workers], measured), ""
 
 
+async def _rows(session: ClusterSession, view: ClusterView, name: str) -> list[HistoryRow]:
+    return [row async for row in history_in(session, view, name)]
+
+
 async def _other(session: ClusterSession, view: ClusterView, compare: str) -> OtherRun:
     path = Path(compare)
     path = path / METRICS_NAME if path.is_dir() else path
     if compare in view.jobs:
-        return OtherRun(name=compare, rows=await history_in(session, view, compare), spec=view.jobs[compare].spec)
+        return OtherRun(name=compare, rows=await _rows(session, view, compare), spec=view.jobs[compare].spec)
     with suppress(OSError, ValueError):
         if path.exists():
             return OtherRun(name=compare, rows=read_rows(path))
