@@ -21,7 +21,7 @@ from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, data_folder
 from headway.stages.data.shard_index import INDEX_NAME, fingerprint, read_index
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
@@ -107,7 +107,7 @@ class DataLibrary:
         except (DataError, RecoveryError) as error:
             is_outage = any(isinstance(each, StorageAwayError) for each in (why_not_here, error))
             kind = StorageAwayError if is_outage else RecoveryError
-            is_folder = data.source != BUILT_IN_SOURCE and not is_url(data.source)
+            is_folder = data.source not in BUILT_IN_SOURCES and not is_url(data.source)
             hint = "; `headway data send FOLDER`, where it lies, sends it" if is_folder and not is_outage else ""
             raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}{hint}") from error
 
@@ -253,7 +253,7 @@ class DataLibrary:
             return folder
         if not data.source or is_url(data.source):
             raise DataError(data.source or f"data {data.sha256[:12]}…", "is not on this node yet")
-        if data.source != BUILT_IN_SOURCE:
+        if data.source not in BUILT_IN_SOURCES:
             try:
                 check_allowed(data.source)
             except NoAccessError as error:

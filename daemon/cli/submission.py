@@ -216,14 +216,14 @@ def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
     from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.plugins import with_plugins
-    from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
+    from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, check_adapter, default_cache_dir, has_data_here, with_data
     from headway.daemon.models.origin_config import model_opener
 
     spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=_would_be_refused))
     check_adapter(spec, job)
     spec = with_plugins(spec, job_file=job, cache_dir=default_cache_dir())
     train = spec.train
-    is_built_in = spec.data.source == BUILT_IN_SOURCE  # never of several sources, some of which are folders
+    is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders
     if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
         return spec, named, False
     if why := why_no_answer(spec.data):

@@ -19,7 +19,7 @@ from headway.daemon.decide.boundaries import holders, newest_complete
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir
 from headway.daemon.models.adapter_folder import AdapterFolderWriter
 from headway.daemon.models.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.models.model_place import replaced
@@ -211,7 +211,7 @@ def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
 def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
     """Return the data's tokenizer, if this machine has the data."""
     source = spec.data.parts[0].source  # all sources have one tokenizer
-    if source == BUILT_IN_SOURCE:
+    if source in BUILT_IN_SOURCES:
         return DataTokenizer(text=tokenizer_json())
     try:
         return tokenizer_at(source, default_cache_dir())

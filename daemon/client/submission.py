@@ -25,7 +25,7 @@ from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
@@ -63,7 +63,7 @@ async def send_missing(
     warn: is told why nothing could be sent, if no node answers: a job waits in the queue without its data too. Raises
     ConfigError: no node has room. Raises RecoveryError, PeerError: a node refuses the data, or fails.
     """
-    parts = [part for part in data.parts if part.source not in ("", BUILT_IN_SOURCE) and not is_url(part.source)]
+    parts = [part for part in data.parts if part.source not in ("", *BUILT_IN_SOURCES) and not is_url(part.source)]
     if session.identity is None or not parts:
         return []
     view = await session.view()

@@ -61,7 +61,7 @@ class DataSpec:
     """`[data]`"""
 
     source: str = "python-stdlib"
-    """`python-stdlib`, or a folder made by `headway data prepare`."""
+    """`python-stdlib`, `headway-docs`, or a folder made by `headway data prepare`."""
     sha256: str = ""
     """SHA-256 of the token shards in order; filled in when the job is submitted, checked when the data is opened."""
     sources: tuple[SourceSpec, ...] = ()

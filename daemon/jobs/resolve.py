@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.places import is_url
@@ -31,7 +31,7 @@ from headway.stages.data.source_choice import mixture_sha256
 if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
 
-BUILT_IN_SOURCE = "python-stdlib"
+BUILT_IN_SOURCES: Final = ("python-stdlib", "headway-docs")
 
 ReadIndex = Callable[[str], "ShardIndex"]
 """Returns the index of the data at a URL. Raises ConfigError."""
@@ -149,7 +149,9 @@ def has_data_here(spec: JobSpec, job_file: Path) -> bool:
     """Return whether the job's folders of data are on this machine. The built-in data always is."""
     from headway.stages.data.shard_index import INDEX_NAME
 
-    folders = [part.source for part in spec.data.parts if part.source != BUILT_IN_SOURCE and not is_url(part.source)]
+    folders = [
+        part.source for part in spec.data.parts if part.source not in BUILT_IN_SOURCES and not is_url(part.source)
+    ]
     try:
         return all((job_file.parent / Path(source).expanduser() / INDEX_NAME).exists() for source in folders)
     except (OSError, RuntimeError):  # RuntimeError: ~NAME of an unknown user
@@ -157,13 +159,15 @@ def has_data_here(spec: JobSpec, job_file: Path) -> bool:
 
 
 def data_folder(source: str, cache_dir: Path) -> Path:
-    """Return the folder of a resolved source's token shards on this machine; the built-in one is made if needed.
+    """Return the folder of a resolved source's token shards on this machine; a built-in one is made if needed.
 
     Raises DataError when it does not exist.
     """
-    from headway.stages.data.stdlib_corpus import builtin_corpus
+    from headway.stages.data.stdlib_corpus import DOCS_NAME, builtin_corpus, docs_corpus
 
-    return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
+    if source not in BUILT_IN_SOURCES:
+        return Path(source)
+    return docs_corpus(cache_dir) if source == DOCS_NAME else builtin_corpus(cache_dir)
 
 
 def _find_data(
@@ -177,7 +181,7 @@ def _find_data(
     if is_url(source):
         return source.rstrip("/"), read_url(source.rstrip("/"))
     try:
-        if source != BUILT_IN_SOURCE:
+        if source not in BUILT_IN_SOURCES:
             source = str((job_file.parent / Path(source).expanduser()).resolve())
         return source, read_index(data_folder(source, cache_dir))
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links

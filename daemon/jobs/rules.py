@@ -158,7 +158,7 @@ def _text_faults(spec: JobSpec) -> Faults:
 
 
 def _vocabulary_faults(spec: JobSpec) -> Faults:
-    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
+    is_of_bytes = any(part.source in ("python-stdlib", "headway-docs") for part in spec.data.parts)
     if not is_of_bytes or spec.model.vocab_size >= BYTE_VOCABULARY:
         return
     if spec.origin.url:

@@ -17,7 +17,7 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.state_store import read_chunks
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES
 from headway.daemon.models.origin_folder import OriginFolder
 from headway.proto import control_pb2
 from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, parse_index
@@ -143,7 +143,7 @@ class DataService:
         """Return where jobs say that a data set lies."""
         parts = (part for job in self._view.jobs.values() if job.spec is not None for part in job.spec.data_sets)
         found = dict.fromkeys(part.source for part in parts if sha256 and part.sha256 == sha256)
-        return [source for source in found if source != BUILT_IN_SOURCE]
+        return [source for source in found if source not in BUILT_IN_SOURCES]
 
 
 async def _alive_until(work: "asyncio.Future[Any]") -> AsyncGenerator[bytes]:

@@ -1,8 +1,11 @@
-"""The built-in data `python-stdlib`: the sources of the running Python's standard library, as byte tokens.
+"""The built-in data, as byte tokens.
 
-Equal Python releases give equal bytes. Nodes with different ones disagree about the SHA-256, and report it.
+`headway-docs` is Headway's documentation as it was once: 0.2 MB of English, equal everywhere. `python-stdlib` is the
+sources of the running Python's standard library: equal Python releases give equal bytes. Nodes with different ones
+disagree about the SHA-256, and report it.
 """
 
+import gzip
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -15,6 +18,9 @@ from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.errors import DataError
 
 SOURCE_NAME = "python-stdlib"
+DOCS_NAME = "headway-docs"
+DOCS_FILE = Path(__file__).with_name("headway_docs.txt.gz")
+"""Never changed: `docs/jobs/small.toml` has an expected loss on it."""
 END_OF_FILE = 0
 """The token between two files: a byte that no source contains."""
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"})
@@ -26,17 +32,35 @@ def builtin_corpus(cache_dir: Path) -> Path:
 
     About 11 MB. Safe with several processes at once. Raises DataError when this Python came without its sources.
     """
-    folder = cache_dir / f"{SOURCE_NAME}-{platform.python_version()}-v1"
+    release = platform.python_version()
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = (file.read_bytes() + bytes([END_OF_FILE]) for file in stdlib_sources(library))
+    what = "this Python has no sources of its standard library; name a data folder"
+    return _written(
+        cache_dir / f"{SOURCE_NAME}-{release}-v1",
+        texts,
+        provenance=f"sources of the standard library of Python {release}",
+        if_empty=DataError(str(library), what),
+    )
+
+
+def docs_corpus(cache_dir: Path) -> Path:
+    """Return the folder of the documentation's token shards, below `cache_dir`; the first caller writes it."""
+    texts = (gzip.decompress(path.read_bytes()) for path in [DOCS_FILE])
+    empty = DataError(str(DOCS_FILE), "is empty; install Headway again")
+    return _written(cache_dir / f"{DOCS_NAME}-v1", texts, provenance="Headway's documentation", if_empty=empty)
+
+
+def _written(folder: Path, texts: Iterator[bytes], *, provenance: str, if_empty: DataError) -> Path:
+    """Return the folder, with the texts as its tokens if it is new. Raises DataError."""
     if (folder / INDEX_NAME).exists():
         return folder
-    library = Path(sysconfig.get_path("stdlib"))
-    provenance = f"sources of the standard library of Python {platform.python_version()}"
     try:
         with writing_shards(folder, DataForm(vocab_size=256), provenance=provenance) as writer:
-            for file in stdlib_sources(library):
-                writer.append(np.frombuffer(file.read_bytes() + bytes([END_OF_FILE]), dtype=np.uint8))
+            for text in texts:
+                writer.append(np.frombuffer(text, dtype=np.uint8))
             if not writer.num_tokens:
-                raise DataError(str(library), "this Python has no sources of its standard library; name a data folder")
+                raise if_empty
     except DataError:
         if not (folder / INDEX_NAME).exists():
             raise

@@ -8,8 +8,9 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
-from headway.stages.data.stdlib_corpus import builtin_corpus, stdlib_sources
+from headway.stages.data.stdlib_corpus import builtin_corpus, docs_corpus, stdlib_sources
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 
@@ -96,6 +97,11 @@ def test_the_builtin_corpus_is_written_once(cache: Path) -> None:
     shards = TokenShards.open(builtin_corpus(cache))
     assert shards.vocab_size == 256
     assert shards.num_tokens >= 8_000_000
+
+
+def test_the_documentation_as_data_never_changes(tmp_path: Path) -> None:
+    """The README tells the loss of a job on it, so its bytes are those of the first release that had it."""
+    assert read_index(docs_corpus(tmp_path)).sha256.startswith("99c78f10838d")
 
 
 def test_the_builtin_corpus_is_python(cache: Path) -> None:
