@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +23,10 @@ from headway.daemon.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from headway.daemon.client.certificate_requests import KnownCertificate
+    from collections.abc import Awaitable, Callable
+
+    from headway.daemon.client.certificate_requests import KnownCertificate, ListedHost
+    from headway.daemon.client.cluster_access import ClusterSession
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
 REPLACED = "; the key and certificate that were there are replaced"
@@ -43,6 +46,7 @@ def register(app: Commands) -> None:
     add(group, make, rotate, renew)
     add(group, list_known, name="list")
     add(group, revoke, restore)
+    add(group, etcd_users, name="etcd-users")
     add(app, invite, join, panel=Panel.SET_UP)
 
 
@@ -56,13 +60,19 @@ def _certs() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MakeOptions:
-    """For which people, and for how long."""
+class People:
+    """For which people."""
 
     operator: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
     """Someone who runs jobs and nodes; may be repeated."""
     reader: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
     """Someone who looks on; may be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeOptions:
+    """For how long."""
+
     days: Annotated[int | None, typer.Option(min=1, max=36500)] = None
     """Days for which a new authority and its certificates are valid; 3650 if not given."""
 
@@ -71,6 +81,7 @@ def make(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and etcd members.")] = None,
     *,
+    people: People,
     options: MakeOptions,
 ) -> Iterator[str]:
     """Make certificates, and their authority.
@@ -99,7 +110,7 @@ def make(
     else:
         authority = CertificateAuthority.create(directory, validity=timedelta(days=days) if days else KEPT_VALIDITY)
         yield f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster"
-    for role, told in ((Role.NODE, names), (Role.OPERATOR, options.operator), (Role.READER, options.reader)):
+    for role, told in ((Role.NODE, names), (Role.OPERATOR, people.operator), (Role.READER, people.reader)):
         for each in told or ():
             name, _, hosts = each.partition("=")
             was_there = (directory / name / KEY_FILE).exists()
@@ -163,23 +174,29 @@ def renew(where: Where) -> Answer:
     return where.run(ask, warns_of_end=False)
 
 
-def list_known(where: Where, as_json: AsJson = False) -> Answer:
+def list_known(
+    where: Where,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also what `headway certs` has made in this authority's folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> Answer:
     """List known certificates.
 
     They are of nodes, of those who were invited, and of those who are revoked. What `headway certs` made for etcd and
-    for people lies in their folders alone.
+    for operators lies in the authority's folder alone.
 
     \b
-    headway certs list --json
+    headway certs list --ca ca
     """
-    from headway.daemon.client.certificate_requests import known_certificates
+    from headway.daemon.client.certificate_requests import known_certificates, made_certificates
 
-    found = where.run(known_certificates)
+    made = made_certificates(ca) if ca is not None else []
+    found = where.run(lambda session: known_certificates(session, made))
     if as_json:
         return as_json_text(found)
-    sys.stderr.write(
-        "not here: what `headway certs` made for etcd and people; `openssl x509 -dates -noout -in cert.pem` shows one\n"
-    )
+    if ca is None:
+        sys.stderr.write("not here: what `headway certs` made for etcd and people; --ca DIR, its folder, adds them\n")
     return table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
 
 
@@ -193,6 +210,34 @@ def _date(at: float) -> str:
     from datetime import UTC, datetime
 
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def etcd_users(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Nodes.")] = None,
+    *,
+    people: People,
+    where: Where,
+) -> Answer:
+    """Print the etcdctl commands that give etcd users of its own: then etcd itself refuses what a role may not write.
+
+    The first time for all nodes and people whom the cluster knows, and for those who are named. Later name those who
+    are new, each machine before it joins. The commands need the certificate of `root`.
+
+    \b
+    headway certs etcd-users | sh -ex
+    headway certs etcd-users node-b node-c --reader ann | sh -ex
+    """
+    from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name
+    from headway.daemon.base.errors import ConfigError
+    from headway.daemon.client.certificate_requests import etcd_users as ask
+    from headway.stages.sockets.roles import Role
+
+    told = ((Role.NODE, names), (Role.OPERATOR, people.operator), (Role.READER, people.reader))
+    users = {name: role for role, listed in told for name in listed or ()}
+    for name in users:
+        if not is_node_name(name):
+            raise ConfigError(f"{name!r} cannot be the name of a certificate: one has {NODE_NAME_RULE}", "NAME")
+    return where.run(lambda session: ask(session, users))
 
 
 def revoke(names: Names, where: Where) -> Answer:
@@ -234,39 +279,58 @@ class InviteOptions:
     """Although the name has a certificate, which stays valid."""
     etcd_there: str | None = None
     """etcd members as the new machine dials them, if otherwise than here."""
+    listed: Annotated[Path | None, typer.Option("--from", metavar="FILE")] = None
+    """A list of names, one a line."""
+    out: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    """With --from: file for the commands, which nobody else may read; stdout if not given."""
 
 
 def invite(
-    name: Annotated[str, typer.Argument(metavar="NAME[=HOST,…]", help="Name of the node or person.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME[=HOST,…]", help="Name of the node or person; or give --from.")
+    ] = None,
+    *,
     options: InviteOptions,
     where: Where,
 ) -> Answer:
     """Print one line that a new machine runs to join the cluster. The line works once.
 
     A daemon with the setting `authority` signs. Whoever has the line may join under this name, so pass it on privately.
+    A list has a line for each machine: its name as here, and options of its `headway join`, such as --site.
 
     \b
     headway invite node-b
     headway invite ann --role reader --lasts 1d
+    headway invite --from hosts.txt --out commands.txt
     """
+    from headway.daemon.base.errors import ConfigError
     from headway.daemon.client import certificate_requests
+    from headway.daemon.client.certificate_requests import ListedHost
     from headway.daemon.net.invitation import read_duration
 
-    (own, _, hosts), role = name.partition("="), options.role
+    role, listed = options.role, options.listed
+    if (name is None) == (listed is None):
+        raise ConfigError("give one name, or a list of them with --from", "NAME")
     lasts_s = read_duration(options.lasts, "--lasts")
     valid_s = read_duration(options.valid or ("30d" if role == "node" else "365d"), "--valid")
-    token = where.run(
-        lambda session: certificate_requests.invite(
+
+    async def ask(session: "ClusterSession", host: ListedHost) -> str:
+        return await certificate_requests.invite(
             session,
-            own,
+            host.name,
             role=role,
-            hosts=[host for host in hosts.split(",") if host],
+            hosts=host.hosts,
             lasts_s=lasts_s,
             valid_s=valid_s,
             again=options.again,
             etcd=[member for member in (options.etcd_there or "").split(",") if member],
         )
-    )
+
+    if listed is not None:
+        return _invite_listed(listed, options, where, ask)
+    own, _, hosts = (name or "").partition("=")
+    one = ListedHost("NAME", own, tuple(filter(None, hosts.split(","))), "")
+    token = where.run(lambda session: ask(session, one))
     sys.stderr.write(f"valid once, within {options.lasts}, for {role} {own}; run it there:\n")
     if role == "node":
         sys.stderr.write(
@@ -274,6 +338,40 @@ def invite(
             "maps that port, --relay auto if nobody can dial the machine\n"
         )
     return f"headway join {token}"
+
+
+def _invite_listed(
+    path: Path,
+    options: InviteOptions,
+    where: Where,
+    ask: "Callable[[ClusterSession, ListedHost], Awaitable[str]]",
+) -> Answer:
+    """Invite each line of a list. Raises ConfigError once the commands of the others are written, if some cannot be."""
+    from headway.daemon.base.errors import ConfigError
+    from headway.daemon.client.certificate_requests import invite_all, read_list
+    from headway.daemon.net.certificates import write_private
+
+    allowed = [f"--{each.name.replace('_', '-')}" for each in fields(JoinSettings)] if options.role == "node" else []
+    hosts, out = read_list(path, options=allowed), options.out
+    if out is not None and out.exists():
+        raise ConfigError("is there already, perhaps with commands that still work: name another file", str(out))
+    try:
+        if out is not None:
+            write_private(out, b"")  # before anybody is invited: a token that is lost cannot be asked for again
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", str(out)) from error
+    lines, refused = where.run(lambda session: invite_all(lambda host: ask(session, host), hosts))
+    if out is not None:
+        write_private(out, "".join(f"{line}\n" for line in lines).encode())
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    place = f"in {out}, each after its name" if out is not None else "on stdout"
+    sys.stderr.write(f"{len(lines)} commands {place}; each is valid once, within {options.lasts}\n")
+    sys.stderr.write("".join(f"{line}\n" for line in refused))
+    if refused:
+        what = f"{len(refused)} of {len(hosts)} lines have no command: mend them in a list of their own"
+        raise ConfigError(what, str(path))
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

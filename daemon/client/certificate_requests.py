@@ -4,10 +4,12 @@ A folder's key and certificate are two files, and a process may die between them
 first: then the next key is still there, and another call puts it in its place.
 """
 
+import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import zip_longest
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -18,7 +20,7 @@ from headway.daemon.client.cluster_access import NO_DAEMON, ClusterSession, firs
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.cluster.cluster_records import RevokedRecord
 from headway.daemon.cluster.format import encode
-from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Delete, Put
 from headway.daemon.net.certificates import issuer_of, names_in, read_certificate, write_private
@@ -92,27 +94,87 @@ async def restore(session: ClusterSession, names: list[str]) -> list[str]:
     return [f"{name}: its certificates count again" for name in names]
 
 
-async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:
-    """Return what the cluster knows of certificates, by name: of nodes, of who was invited, of who is revoked."""
+def made_certificates(authority: Path) -> list[KnownCertificate]:
+    """Return what `headway certs` has made and kept in an authority's folder, by name. Raises ConfigError."""
+    found = []
+    for path in sorted(authority.glob(f"*/{CERTIFICATE_FILE}")):
+        try:
+            made = read_certificate(path.read_bytes(), str(path))
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from error
+        role = next(iter(roles_among(names_in(made))), "")
+        first, last = (each.timestamp() for each in (made.not_valid_before_utc, made.not_valid_after_utc))
+        found.append(KnownCertificate(path.parent.name, str(role), first, last, None, "", False))
+    if not found:
+        raise ConfigError("has no certificates: name the folder of `headway certs`", str(authority))
+    return found
+
+
+async def known_certificates(session: ClusterSession, made: Iterable[KnownCertificate] = ()) -> list[KnownCertificate]:
+    """Return what the cluster knows of certificates, by name: of nodes, of who was invited, of who is revoked.
+
+    made: of an authority's folder; what the cluster knows of these names is added to them.
+    """
     view = await session.view()
     nodes = {name.casefold(): name for name in view.nodes}
+    by_folder = {one.name.casefold(): one for one in made}
     found = []
-    for key in sorted(nodes.keys() | view.issued.keys() | view.revoked.keys()):
-        issued, revoked = view.issued.get(key), view.revoked.get(key)
-        name = nodes.get(key) or (issued.name if issued is not None else revoked.name if revoked is not None else key)
-        role = issued.role if issued is not None else "node" if key in nodes else ""
+    for key in sorted(nodes.keys() | view.issued.keys() | view.revoked.keys() | by_folder.keys()):
+        issued, revoked, kept = view.issued.get(key), view.revoked.get(key), by_folder.get(key)
+        name = nodes.get(key) or next(one.name for one in (issued, revoked, kept) if one is not None)
+        known = issued or kept  # an invited name has a newer one than the folder
         found.append(
             KnownCertificate(
                 name,
-                role,
-                issued.issued_at if issued is not None else None,
-                issued.expires_at if issued is not None else None,
+                known.role if known is not None else "node" if key in nodes else "",
+                known.issued_at if known is not None else None,
+                known.expires_at if known is not None else None,
                 revoked.revoked_at if revoked is not None else None,
                 revoked.revoked_by if revoked is not None else "",
                 key in nodes,
             )
         )
     return found
+
+
+def etcd_commands(users: Mapping[str, Role], *, signers: Collection[str] = (), has_users: bool = False) -> list[str]:
+    """Return etcdctl's commands for users with the names of certificates, each with what its role needs. Pure.
+
+    signers: nodes with the authority, which also write invitations. has_users: roles are there, and users are asked for
+    already. A node writes what daemons write: no invitation, certificate or revocation. Run them as `root`.
+    """
+    every, until = Keys.REVOKED, f"{PREFIX[:-1]}0"  # the key behind all that begin with the prefix
+    ranges = [(PREFIX, Keys.INVITATIONS), (Keys.JOBS, every), (Keys.SHARES, until)]
+    found = []
+    if not has_users:
+        found += [f"role add headway-{role}" for role in Role]
+        grant = "role grant-permission"
+        found.append(f"{grant} --prefix=true headway-{Role.READER} read {PREFIX}")
+        found.append(f"{grant} --prefix=true headway-{Role.OPERATOR} readwrite {PREFIX}")
+        found += [f"{grant} headway-{Role.NODE} readwrite {first} {end}" for first, end in ranges]
+        found += ["user add --no-password root", "user grant-role root root"]
+    for name, role in sorted(users.items()):
+        roles = [Role.NODE, Role.READER] if role is Role.NODE and name not in signers else [role]
+        found.append(f"user add --no-password {name}")
+        found += [f"user grant-role {name} headway-{Role.OPERATOR if name in signers else each}" for each in roles]
+    return [f"etcdctl {each}" for each in (found if has_users else [*found, "auth enable"])]
+
+
+async def etcd_users(session: ClusterSession, told: Mapping[str, Role]) -> list[str]:
+    """Return etcdctl's commands for users that are told. Without any, or before etcd has users: also for all whom the
+    cluster knows, and for who asks. Raises StoreError.
+    """
+    view, has_users = await session.view(), await session.client.has_users()
+    users: dict[str, Role] = {}
+    if not (told and has_users):
+        roles = {role.value: role for role in Role}
+        users = {record.name: roles[record.role] for record in view.issued.values() if record.role in roles}
+        users |= dict.fromkeys(view.nodes, Role.NODE) | dict.fromkeys(names_of(session.identity)[:1], Role.OPERATOR)
+        # A shell reads what is printed, and etcd may hold any text: what is no name is left out.
+        users = {name: role for name, role in users.items() if is_node_name(name) and not view.is_revoked(name)}
+    users = {name: role for name, role in (users | dict(told)).items() if name != "root"}
+    signers = {name for name, node in view.nodes.items() if node.has_authority}
+    return etcd_commands(users, signers=signers, has_users=has_users)
 
 
 MAX_ADDRESSES = 3
@@ -161,6 +223,70 @@ async def invite(
     asked_first = sorted(signers, key=lambda node: node.endpoint != signer)
     addresses = tuple(shared_address(node.address, SERVER_NAME) for node in asked_first[:MAX_ADDRESSES])
     return write_token(JoinToken(name, addresses, reply.ca_sha256, reply.secret))
+
+
+MAX_LIST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ListedHost:
+    """A line of a list of those to invite: `NAME[=HOST,…] [option of headway join]…`."""
+
+    where: str
+    """`FILE:LINE`"""
+    name: str
+    hosts: tuple[str, ...]
+    options: str
+    """Options of its `headway join`, as they are typed."""
+
+
+def read_list(path: Path, *, options: Collection[str]) -> list[ListedHost]:
+    """Return the lines of a list; `#` begins a comment. Raises ConfigError, with the number of the broken line.
+
+    options: those that a line may have, each with a value: none for people.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_LIST_BYTES + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', 'it is not UTF-8')}", str(path)) from error
+    if len(text) > MAX_LIST_BYTES:
+        raise ConfigError(f"has more than {MAX_LIST_BYTES} bytes: it is no list of hosts", str(path))
+    found: dict[str, ListedHost] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{path}:{number}"
+        try:
+            told, *words = shlex.split(line, comments=True) or [""]
+        except ValueError as error:
+            raise ConfigError(f"cannot be read: {error}", where) from error
+        name, _, hosts = told.partition("=")
+        if not told:
+            continue
+        if not is_node_name(name):
+            raise ConfigError(f"{name!r} cannot be a name: one has {NODE_NAME_RULE}", where)
+        for option, value in zip_longest(words[::2], words[1::2]):
+            if option not in options or value is None:
+                allowed = f"after the name may stand {', '.join(options)}, each with a value" if options else "one name"
+                raise ConfigError(f"{option!r} is not understood: {allowed}", where)
+        if (before := found.get(name.casefold())) is not None:
+            raise ConfigError(f"{name} stands there already, in {before.where}", where)
+        found[name.casefold()] = ListedHost(where, name, tuple(filter(None, hosts.split(","))), shlex.join(words))
+    return list(found.values())
+
+
+async def invite_all(
+    invite_one: Callable[[ListedHost], Awaitable[str]], hosts: Iterable[ListedHost]
+) -> tuple[list[str], list[str]]:
+    """Return a line `NAME headway join TOKEN …` for each, and why nobody may be invited by the other names."""
+    lines, refused = [], []
+    for host in hosts:
+        try:
+            token = await invite_one(host)
+        except ConfigError as error:
+            refused.append(f"{host.where}: {error}")
+            continue
+        lines.append(f"{host.name} headway join {token} {host.options}".rstrip())
+    return lines, refused
 
 
 def _check_members(members: Iterable[str], signers: Iterable[NodeRecord]) -> None:

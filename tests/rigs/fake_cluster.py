@@ -85,6 +85,11 @@ class FakeSession:
     def __init__(self, address: object) -> None:
         self.address = address
         self.identity = None
+        self.client = self
+
+    async def has_users(self) -> bool:
+        """It has none of its own."""
+        return False
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.cli.program import program
+from headway.daemon.cluster.records import PROTOCOL_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -126,6 +127,12 @@ def test_every_alert_has_a_runbook_whose_command_exists() -> None:
             for word in words[1:]:
                 command = getattr(command, "commands", {}).get(word, command)
             assert command.name in words, f"`{' '.join(words)}`"
+
+
+def test_the_changelog_names_the_protocol_of_this_release() -> None:
+    """Whoever upgrades looks there whether old and new daemons train together."""
+    newest = (ROOT / "CHANGELOG.md").read_text().split("|---|---|---|---|\n")[1].splitlines()[0]
+    assert newest.split(" | ")[2] == str(PROTOCOL_VERSION)
 
 
 def test_the_readme_stays_short() -> None:

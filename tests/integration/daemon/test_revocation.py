@@ -12,7 +12,7 @@ import pytest
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, StoreError
 from headway.daemon.blobs.peer_client import NodeClient
-from headway.daemon.client.certificate_requests import known_certificates, restore, revoke
+from headway.daemon.client.certificate_requests import etcd_commands, known_certificates, restore, revoke
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import cancel, submit, submitter
 from headway.daemon.client.node_requests import set_share
@@ -241,7 +241,7 @@ class Control:
 
 
 async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> None:
-    """With the commands of docs/security.md etcd itself refuses a reader's write, and whatever a stranger asks.
+    """With what `headway certs etcd-users` prints, etcd itself refuses a reader's write, and whatever a stranger asks.
 
     A node has its lease and its records, and cannot invite, certify or revoke. A user who is deleted is out at once.
     """
@@ -262,8 +262,10 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
         run = Control(control, server.endpoint, authority.issue("root", role=Role.OPERATOR))
         async with EtcdClient(server.access(TlsIdentity.read(authority.directory / "root"))) as root:
             assert not await root.has_users()
-        for words in commands():
-            run(*words)
+        for line in etcd_commands({"node-a": Role.NODE, "me": Role.OPERATOR, "ann": Role.READER}):
+            run(*line.split()[1:])
+        for line in etcd_commands({"node-b": Role.NODE}, has_users=True):
+            run(*line.split()[1:])
         identities = {
             name: TlsIdentity.read(authority.issue(name, role=role))
             for name, role in (("node-a", Role.NODE), ("me", Role.OPERATOR), ("ann", Role.READER), ("eve", Role.READER))
@@ -294,10 +296,3 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
                 await stranger.get_prefix(PREFIX)
     finally:
         await server.stop()
-
-
-def commands() -> list[list[str]]:
-    """The etcdctl commands of docs/security.md, without the connection."""
-    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
-    lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    return [line.split()[1:] for line in lines if line.startswith("$E ")]

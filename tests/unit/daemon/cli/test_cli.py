@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -342,6 +343,57 @@ def test_an_invitation_says_which_options_a_machine_behind_a_router_needs(
     assert (code, out) == (0, "headway join hw1-x\n")
     assert "--listen for another port than 7070, --announce HOST:PORT where a router" in told
     assert "--announce" not in headway("invite", "ann", "--role", "reader")[2]
+
+
+def test_a_list_of_machines_becomes_a_private_file_of_commands(
+    headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A line each, with its options; who has a certificate is named, and the others have their commands."""
+
+    async def invite(_: object, name: str, **__: object) -> str:
+        if name == "c":
+            raise ConfigError("c has a certificate: --again gives the name out again", "invite")
+        return f"hw1-{name}"
+
+    monkeypatch.setattr("headway.daemon.client.certificate_requests.invite", invite)
+    hosts, out = tmp_path / "hosts.txt", tmp_path / "commands.txt"
+    hosts.write_text("# the rack\na=10.0.0.7 --site berlin\n\nc\nd --relay auto  # at home\n")
+    code, printed, told = headway("invite", "--from", str(hosts), "--out", str(out))
+    assert (code, printed) == (2, "")
+    assert out.read_text() == "a headway join hw1-a --site berlin\nd headway join hw1-d --relay auto\n"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert f"{hosts}:4: invite: c has a certificate" in told
+    assert "1 of 3 lines have no command" in told
+    assert "is there already" in headway("invite", "--from", str(hosts), "--out", str(out))[2]
+    for line, why in (
+        ("b\nb/c", ":2: 'b/c' cannot be a name"),
+        ("b --sight x", ":1: '--sight' is not understood: after the name may stand --listen"),
+        ("b --site", ":1: '--site' is not understood"),
+        ("b\nB", ":2: B stands there already"),
+        ("b 'c", ":1: cannot be read: No closing quotation"),
+    ):
+        hosts.write_text(line)
+        code, _, told = headway("invite", "--from", str(hosts), "--out", str(tmp_path / "none"))
+        assert code == 2
+        assert f"{hosts}{why}" in told
+        assert not (tmp_path / "none").exists()
+    assert headway("invite", "b", "--from", str(hosts))[0] == headway("invite")[0] == 2
+
+
+def test_certificates_of_an_authoritys_folder_are_listed_beside_the_clusters(
+    headway: Headway, fake_cluster: ModuleType, tmp_path: Path
+) -> None:
+    """An operator whom `headway certs` has made is known to the folder alone; etcd gets a user for each known name."""
+    assert headway("certs", str(tmp_path / "ca"), "etcd=10.0.0.5", "--operator", "me")[0] == 0
+    _, out, told = headway("certs", "list", "--ca", str(tmp_path / "ca"))
+    rows = {words[0]: words for words in map(str.split, out.splitlines()[1:])}
+    assert (rows["me"][1], rows["me"][2]) == ("operator", "-")
+    assert {"a", "b", "etcd"} < rows.keys()
+    assert not told
+    _, out, _ = headway("certs", "etcd-users")
+    assert "etcdctl user add --no-password a\netcdctl user grant-role a headway-node" in out
+    assert out.splitlines()[-1] == "etcdctl auth enable"
+    assert headway("certs", "etcd-users", "a;b")[0] == 2
 
 
 def test_the_second_step_of_a_rotation_says_what_people_make_again(tmp_path: Path, headway: Headway) -> None:
