@@ -5,7 +5,7 @@ be deterministic: equal inputs give equal bits, in any process. They draw no ran
 environment, and keep nothing between calls but what is said below.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -65,4 +65,12 @@ class Block(Protocol):
         documents: only given if `[train] documents` is "separate". Its positions [microbatch, sequence] begin at 0 with
         each document, and no token may see another document.
         """
+        ...
+
+
+class Source(Protocol):
+    """`[data] source`: runs once, where the job is submitted. Its random numbers come from a seed of its own."""
+
+    def __call__(self, **settings: Any) -> "Iterable[bytes | Sequence[int]]":
+        """Return the documents, of which the data is one stream: numbers of tokens below `[model] vocab_size`."""
         ...

@@ -41,7 +41,8 @@ def told_by(plugin: str) -> Iterator[None]:
         if isinstance(error, PluginError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]  # where torch was called wrongly
+        # A module of a wheel lies inside of a file.
+        own = [frame for frame in frames if any(part.is_file() for part in Path(frame.filename).parents)]
         place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
         text = str(error).partition("\n")[0]
         raise PluginError(plugin, f"{type(error).__name__}: {text}".rstrip(": ") + place) from error

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
+from headway.stages.plugin_names import Settings, is_import_path
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.state.file_digest import FileDigest
 
@@ -61,11 +62,15 @@ class DataSpec:
     """`[data]`"""
 
     source: str = "python-stdlib"
-    """`python-stdlib`, `headway-docs`, or a folder made by `headway data prepare`."""
+    """`python-stdlib`, `headway-docs`, or a folder made by `headway data prepare`; the import path of a plug-in, until
+    that has run.
+    """
     sha256: str = ""
     """SHA-256 of the token shards in order; filled in when the job is submitted, checked when the data is opened."""
     sources: tuple[SourceSpec, ...] = ()
     """Two or more: then `source` is empty, and `sha256` the name of all of them."""
+    settings: Settings = ()
+    """Of a plug-in: its keywords."""
 
     @property
     def parts(self) -> tuple["DataSpec", ...]:
@@ -189,6 +194,7 @@ class JobSpec:
         """Return the import path of each plug-in that the job names, by key."""
         groups = {"optim.matrices.name": self.optim.matrices, "optim.rest.name": self.optim.rest}
         named = {key: group.name for key, group in groups.items() if group.is_plugin}
+        named |= {"data.source": self.data.source} if is_import_path(self.data.source) else {}
         named |= {"train.loss": self.train.loss} if self.train.has_own_loss else {}
         return named | ({"model.block": self.model.block} if self.model.has_own_block else {})
 

@@ -4,6 +4,7 @@ It reads the job from stdin, and writes a `Trial` to OUT. What the plug-ins need
 and that they keep the rules of headway.stages.plugins is tried on small ones.
 """
 
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,12 +22,19 @@ from headway.daemon.jobs.plugins import Trial, import_plugins
 from headway.optim.layer_optimizer import inner_optimizer, optimizer_factory, state_tensors
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer
 from headway.optim.spec import GroupSpec, KeptState, OptimSpec, StateTensor
+from headway.stages.data.shard_index import INDEX_NAME
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.errors import DataError
 from headway.stages.model.decoder import build_layer, trained_shapes
 from headway.stages.model.objective import objective_loss
-from headway.stages.plugin_names import PluginError, told_by
+from headway.stages.plugin_names import PluginError, is_import_path, told_by
 
 NUM_UPDATES: Final = 3
+MOST_TOKENS: Final = 1 << 30
+"""Of a source: some gigabytes."""
+NO_TOKENIZER: Final = "none"
+BYTES: Final = "bytes"
+NUM_BYTES: Final = 256
 _SMALL: Final[dict[Group, tuple[str, dict[str, tuple[int, ...]]]]] = {
     Group.MATRICES: ("block.0", {"a.weight": (6, 4), "b.weight": (4, 6), "c.weight": (4, 4)}),
     Group.REST: ("embed", {"norm.weight": (5,), "weight": (6, 4), "z.bias": (3,)}),
@@ -35,14 +44,15 @@ _SMALL: Final[dict[Group, tuple[str, dict[str, tuple[int, ...]]]]] = {
 def main() -> None:
     """Run the process."""
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=JobSpec)
-    Path(sys.argv[1]).write_bytes(msgspec.json.encode(tried(spec)))
+    Path(sys.argv[1]).write_bytes(msgspec.json.encode(tried(spec, Path(sys.argv[2]))))
 
 
-def tried(spec: JobSpec) -> Trial:
-    """Return what a job's plug-ins need, or what is wrong with one."""
+def tried(spec: JobSpec, source_folder: Path) -> Trial:
+    """Return what a job's plug-ins need, or what is wrong with one. source_folder: gets the tokens of its source."""
     try:
         import_plugins(spec, Path(spec.plugins.data.source))
         _try_loss(spec)
+        _write_source(spec, source_folder)
         block = block_trial(spec)
         spec = spec.with_values({"model.block_shapes": block.block_shapes})
         matrices = optimizer_trial(spec, Group.MATRICES, spec.optim.matrices)
@@ -71,6 +81,26 @@ def _try_loss(spec: JobSpec) -> None:
         raise PluginError(train.loss, "makes a loss or a gradient that is not finite, of logits near 0")
     if not all(map(torch.equal, *found)):
         raise PluginError(train.loss, "is not deterministic: it gives other bits a second time")
+
+
+def _write_source(spec: JobSpec, folder: Path) -> None:
+    """Write what a job's own source yields as token shards, unless they are there. Raises PluginError, DataError."""
+    name = spec.data.source
+    if not is_import_path(name) or (folder / INDEX_NAME).exists():
+        return
+    form = DataForm(vocab_size=spec.model.vocab_size)
+    tokenizer = BYTES if form.vocab_size == NUM_BYTES else NO_TOKENIZER
+    with writing_shards(folder, form, tokenizer=tokenizer, provenance=name) as writer, told_by(name):
+        for document in pkgutil.resolve_name(name)(**dict(spec.data.settings)):
+            tokens = np.frombuffer(document, np.uint8) if isinstance(document, bytes) else np.asarray(document)
+            if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+                what = f"{tokens.dtype} {list(tokens.shape)}"
+                raise PluginError(name, f"yields {what}, and a document is bytes or a sequence of token numbers")
+            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < form.vocab_size:
+                raise PluginError(name, f"yields a token outside the vocabulary of {form.vocab_size}")
+            if writer.num_tokens + tokens.size > MOST_TOKENS:
+                raise PluginError(name, f"yields more than {MOST_TOKENS} tokens; `headway data prepare` takes more")
+            writer.append(tokens)
 
 
 def block_trial(spec: JobSpec) -> Trial:

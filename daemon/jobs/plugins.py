@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.job import DataSpec, JobSpec, PluginsSpec
 from headway.optim.spec import KeptState
 from headway.stages.plugin_names import PluginError, told_by
 
@@ -32,6 +32,8 @@ IMPORT_S: Final = 30.0
 """Time to import all plug-ins of a job."""
 TRIAL_S: Final = 300.0
 """Time to import torch and the plug-ins, and to try them: an optimizer is stepped for each shape of the model."""
+SOURCE_S: Final = 3600.0
+"""Time for a source to yield all of its documents."""
 _COMPILED: Final = (".so", ".pyd", ".dylib")
 
 
@@ -62,9 +64,14 @@ def with_plugins(spec: JobSpec, *, job_file: Path, cache_dir: Path) -> JobSpec:
         raise ConfigError(what, f"{where}.sha256")
     data = _as_data(wheel, cache_dir / "plugins" / sha256)
     known = replace(spec, plugins=replace(spec.plugins, wheel=path.name, sha256=sha256, data=data))
-    trial = _tried(known)
+    folder, is_source = _folder_of_source(known, cache_dir), "data.source" in spec.plugin_names
+    trial = _tried(known, folder)
     if trial.fault:
         raise ConfigError(trial.fault, f"{where}.wheel")
+    if is_source:
+        known = replace(known, data=DataSpec(source=str(folder), sha256=spec.data.sha256))
+    if not known.plugin_names:  # the nodes need no code
+        return replace(known, plugins=PluginsSpec())
     counted = {
         "optim.matrices.kept": trial.matrices,
         "optim.rest.kept": trial.rest,
@@ -116,18 +123,27 @@ def _as_data(wheel: bytes, folder: Path) -> DataSpec:
         raise ConfigError(f"cannot be written: {error}", str(folder)) from error
 
 
-def _tried(spec: JobSpec) -> Trial:
-    """Import and try a job's plug-ins in a process of their own, which has no more than TRIAL_S."""
-    wheel = spec.plugins.wheel
+def _folder_of_source(spec: JobSpec, cache_dir: Path) -> Path:
+    """Return where the tokens lie that a job's own source yields: equal code and settings have them once."""
+    what = (spec.plugins.sha256, spec.data.source, spec.data.settings, spec.model.vocab_size)
+    return cache_dir / "plugins" / hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+def _tried(spec: JobSpec, source_folder: Path) -> Trial:
+    """Import and try a job's plug-ins in a process of their own, which has no more than TRIAL_S.
+
+    source_folder: gets the tokens of a source, which may take SOURCE_S.
+    """
+    wheel, limit_s = spec.plugins.wheel, SOURCE_S if "data.source" in spec.plugin_names else TRIAL_S
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "trial.json"
-        command = [sys.executable, "-P", "-m", "headway.daemon.jobs.plugin_trial", str(told)]
+        command = [sys.executable, "-P", "-m", "headway.daemon.jobs.plugin_trial", str(told), str(source_folder)]
         try:
             done = subprocess.run(
-                command, input=msgspec.json.encode(spec), capture_output=True, timeout=TRIAL_S, check=False
+                command, input=msgspec.json.encode(spec), capture_output=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
-            return Trial(fault=f"plug-in {wheel}: its trial takes longer than {TRIAL_S:g} s")
+            return Trial(fault=f"plug-in {wheel}: its trial takes longer than {limit_s:g} s")
         if told.exists():
             return msgspec.json.decode(told.read_bytes(), type=Trial)
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -120,6 +120,10 @@ def _data_faults(spec: JobSpec) -> Faults:
         if not least <= weight <= most:
             yield f"{key}.weight", f"must be from {least:g} to {most:g}, is {weight:g}"
         yield from _faults_of_sha256(f"{key}.sha256", part.sha256)
+        if data.sources and is_import_path(part.source):
+            yield f"{key}.source", f"{part.source} is a plug-in, which is a job's only source: name it in [data]"
+    if data.settings and not is_import_path(data.source):
+        yield "data.settings", f"is not used by {data.source or 'several sources'}; leave it out"
     yield from _faults_of_sha256("data.sha256", data.sha256)
     if data.sources and (spec.train.epochs or spec.train.data_order == "epochs"):
         key = "train.epochs" if spec.train.epochs else "train.data_order"
@@ -442,7 +446,7 @@ def _plugin_faults(spec: JobSpec) -> Faults:
     named = spec.plugin_names
     if named and not spec.plugins.wheel:
         key, path = next(iter(named.items()))
-        yield key, f'{path} is a plug-in: name the wheel that has it, [plugins] wheel = "….whl"'
+        yield key, f'{path} is a plug-in: name the file that has it, [plugins] wheel = "{path.partition(":")[0]}.py"'
     if spec.plugins.wheel and not named:
         yield "plugins.wheel", "no key of the job names a plug-in, such as my_things.lion:Lion; leave the wheel out"
 

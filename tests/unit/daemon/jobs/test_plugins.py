@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.jobs import plugins
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs import plugin_trial, plugins
+from headway.daemon.jobs.job import DataSpec, JobSpec, PluginsSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugin_trial import tried
 from headway.daemon.jobs.plugins import import_plugins, with_plugins
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.optim.spec import OptimSpec
+from headway.stages.data.shard_index import read_index
 from headway.stages.plugin_names import PluginError
 
 JOB = """
@@ -60,6 +61,7 @@ FAULTS = {
 
 
 LOSS = "import torch\ndef Own(logits, targets, mean_tokens, rank=1):\n    "
+HEADS = {"loss": LOSS, "source": "def Own(rank=1):\n    "}
 BLOCK = """
 import torch
 class Own(torch.nn.Module):
@@ -81,6 +83,10 @@ PARTS_FAULTS = {
     "narrower": ("block", ("", "return self.up(hidden)"), "returns float32 [4, 128, 40] for float32 [4, 128, 16]"),
     "unused": ("block", ("self.more = torch.nn.Linear(2, 2)", ANSWER), "does not use more.weight"),
     "buffer": ("block", ("self.register_buffer('b', torch.zeros(1))", ANSWER), "has a buffer, b"),
+    "sentences": ("source", "yield 'text'", "yields <U4 [], and a document is bytes or a sequence of token numbers"),
+    "large": ("source", "yield [1, 256]", "yields a token outside the vocabulary of 256"),
+    "endless": ("source", "while True: yield b'ab'", "yields more than 64 tokens"),
+    "breaks": ("source", "yield b'ab'; yield 1 / 0", "ZeroDivisionError: division by zero (breaks.py:2)"),
     "values": ("block", ("", "return hidden * hidden.sum().item()"), "(values.py:9)"),
 }
 
@@ -106,16 +112,16 @@ def job(folder: Path, module: str, text: str, *, settings: str = "{}") -> JobSpe
 @pytest.mark.parametrize(("module", "step", "line"), [(name, *row) for name, row in FAULTS.items()])
 def test_a_step_that_breaks_a_rule_is_refused_by_name(tmp_path: Path, module: str, step: str, line: str) -> None:
     """One line names the plug-in and the rule, before any node sees the job."""
-    fault = tried(job(tmp_path, module, OPTIMIZER.replace("STEP", step))).fault
+    fault = tried(job(tmp_path, module, OPTIMIZER.replace("STEP", step)), tmp_path / "data").fault
     assert fault.startswith(f"plug-in {module}:Own: ")
     assert line in fault
     assert "\n" not in fault
 
 
 def of_kind(folder: Path, module: str, kind: str, text: object) -> JobSpec:
-    """A job whose loss or block is `Own` of a module."""
-    known = job(folder, module, LOSS + str(text) if kind == "loss" else own_block(text))
-    key = {"loss": "train.loss", "block": "model.block"}[kind]
+    """A job whose loss, block or source is `Own` of a module."""
+    known = job(folder, module, HEADS[kind] + str(text) if kind in HEADS else own_block(text))
+    key = {"loss": "train.loss", "block": "model.block", "source": "data.source"}[kind]
     return known.with_values({key: f"{module}:Own", "optim.matrices": OptimSpec().matrices})
 
 
@@ -126,11 +132,12 @@ def own_block(text: object) -> str:
 
 
 @pytest.mark.parametrize(("module", "kind", "text", "line"), [(name, *row) for name, row in PARTS_FAULTS.items()])
-def test_a_loss_or_a_block_that_breaks_a_rule_is_refused_by_name(
-    tmp_path: Path, module: str, kind: str, text: object, line: str
+def test_a_loss_a_block_or_a_source_that_breaks_a_rule_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, kind: str, text: object, line: str
 ) -> None:
-    """Another shape or dtype than the rest of a stage expects, no gradient, other bits a second time."""
-    fault = tried(of_kind(tmp_path, module, kind, text)).fault
+    """Another shape or dtype than the rest expects, no gradient, other bits a second time, tokens without end."""
+    monkeypatch.setattr(plugin_trial, "MOST_TOKENS", 64)
+    fault = tried(of_kind(tmp_path, module, kind, text), tmp_path / "data").fault
     assert fault.startswith(f"plug-in {module}:Own: ")
     assert line in fault
     assert "\n" not in fault
@@ -139,7 +146,7 @@ def test_a_loss_or_a_block_that_breaks_a_rule_is_refused_by_name(
 def test_the_plan_counts_what_the_block_computes_and_keeps(tmp_path: Path) -> None:
     """Two products and their weights; of each token its input once for up, what silu and down keep: 16, 40 and 40."""
     spec = of_kind(tmp_path, "counted", "block", ("", ANSWER))
-    trial = tried(spec)
+    trial = tried(spec, tmp_path / "data")
     assert not trial.fault
     known = {"block_flops": trial.block_flops, "block_values": trial.block_values}
     spec = replace(
@@ -167,9 +174,9 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, monkeypatch:
     }
     monkeypatch.setattr(plugins, "IMPORT_S", 0.1)
     for module, (text, line) in lines.items():
-        assert line in tried(job(tmp_path, module, text)).fault, module
+        assert line in tried(job(tmp_path, module, text), tmp_path / "data").fault, module
     unknown = job(tmp_path, "unknown", OPTIMIZER.replace("STEP", "pass"), settings="{ rnk = 2 }")
-    assert "unexpected keyword argument 'rnk'" in tried(unknown).fault
+    assert "unexpected keyword argument 'rnk'" in tried(unknown, tmp_path / "data").fault
 
 
 def test_another_wheel_than_the_jobs_is_refused(tmp_path: Path) -> None:
@@ -209,3 +216,15 @@ def test_the_plan_counts_what_the_optimizer_keeps(tmp_path: Path) -> None:
     shapes = [(16, 16), (8, 16), (8, 16), (16, 16), (32, 16), (32, 16), (16, 32)]
     of_matrices = sum(8 * sum(side**2 for side in {*shape}) for shape in shapes)
     assert block.optimizer_bytes == of_matrices + 2 * 16 * 2 * 4, "AdamW keeps two tensors of each norm"
+
+
+def test_a_source_runs_once_and_leaves_the_nodes_no_code(tmp_path: Path) -> None:
+    """Its documents are one stream, as data with a hash. The job has no wheel any more, and is the same again."""
+    (tmp_path / "yields.py").write_text("def Own(text):\n    yield text.encode()\n    yield [33, 10]\n")
+    spec = parse_job(JOB.format(module="yields", settings="{}"))
+    spec = replace(spec, optim=OptimSpec(), data=DataSpec(source="yields:Own", settings=(("text", "ab"),)))
+    first, second = (with_plugins(spec, job_file=tmp_path / "job.toml", cache_dir=tmp_path) for _ in range(2))
+    assert first == second
+    assert (first.plugins, first.data.settings) == (PluginsSpec(), ())
+    folder = Path(first.data.source)
+    assert (folder / read_index(folder).shards[0].file).read_bytes() == b"ab!\n"
