@@ -19,7 +19,7 @@ COPY optim optim
 COPY proto proto
 COPY stages stages
 COPY systemd systemd
-RUN /opt/headway/bin/pip install -c constraints.txt '.[data,http,quantized,s3]'
+RUN /opt/headway/bin/pip install -c constraints.txt '.[data,http,node,quantized,s3]'
 
 FROM python:${PYTHON}
 COPY --from=build /opt/headway /opt/headway

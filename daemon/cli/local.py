@@ -113,7 +113,6 @@ def up(
 
     async def main(force: "asyncio.Event") -> int:
         nonlocal has_ended_well
-        _say_starting(nodes)
         cluster = LocalCluster(
             state_dir,
             num_nodes=nodes,
@@ -121,6 +120,7 @@ def up(
             etcd_port=etcd_port,
             force=force,
             on_trouble=lambda text: typer.echo(f"warning: {text}", err=True),
+            on_step=lambda text: typer.echo(text, err=True),
         )
         try:
             async with cluster:

@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> int:
         return 1
     except Exception as error:
         code = _exit_code(error)
-        if code is None and (package := _unfit_package()):
+        if code is None and (package := _missing_package(error) or _unfit_package()):
             sys.stderr.write(f"headway: {package}\n")
             return EXIT_CONFIG
         if code is None or os.environ.get("HEADWAY_DEBUG"):
@@ -89,6 +89,15 @@ def _run(arguments: list[str]) -> int:
         is_help = type(error).__name__ == "NoArgsIsHelpError"  # a group without a command: its help is the message
         sys.stderr.write(f"{error}\n" if is_help else f"headway: {_sentence(error)}\n")
         return code
+
+
+def _missing_package(error: Exception) -> str:
+    """Return which extra of headway brings the package that is not installed; empty: the error is another one."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    for needed in importlib.metadata.requires("headway") or ():
+        if missing and (found := re.match(rf"{re.escape(missing)}\b[^;]*;.*extra == ['\"]([\w-]+)", needed)):
+            return str(MissingPackageError(missing, found[1], "this command"))
+    return ""
 
 
 def _unfit_package() -> str:
@@ -99,11 +108,13 @@ def _unfit_package() -> str:
         wanted, _, condition = needed.partition(";")
         bounds = {sign: _release(text) for sign, text in re.findall(r"(>=|<)([0-9.]+)", wanted)}
         name = re.split(r"[<>=]", wanted)[0].strip()
-        if condition or not bounds:
+        if not bounds:
             continue
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
+            if condition:  # of an extra
+                continue
             return f"{name} is not installed: pip install '{wanted.strip()}'"
         is_old = _release(found) < bounds.get(">=", ())
         if is_old or ("<" in bounds and _release(found) >= bounds["<"]):

@@ -97,8 +97,10 @@ def _said_once(findings: list[Finding]) -> list[Finding]:
 
 
 def _torch() -> str:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return "not installed, and only a machine that computes needs it: `pip install 'headway[node]'`"
     from headway.stages.no_card import why_no_card
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -142,7 +144,7 @@ def _temporary_folder() -> str:
 
 _HERE: Final[tuple[tuple[str, Callable[[], str], str], ...]] = (
     ("Python", platform.python_version, ""),
-    ("torch", _torch, "pip install torch, in the release of pyproject"),
+    ("torch", _torch, "`pip install 'headway[node]'`"),
     ("memory and cores", _machine, ""),
     ("loopback port", _loopback, "let this user open sockets on 127.0.0.1"),
     (

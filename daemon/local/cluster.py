@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -34,7 +35,7 @@ from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, will_that_sweeps
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.stages.errors import UnavailableError
+from headway.stages.errors import MissingPackageError, UnavailableError
 from headway.stages.sockets.roles import Role
 
 READY_TIMEOUT_S = 120.0
@@ -67,12 +68,14 @@ class LocalCluster:
         node_settings: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
         on_trouble: Callable[[str], None] = lambda _: None,
+        on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """most_nodes: number of nodes with those that are added later; the machine's cards are dealt out to so many.
 
         etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints. node_settings: fields of
         every NodeConfig; on one machine no node is in quarantine unless they say so. environment: variables of every
-        daemon. on_trouble: called for each daemon that does not start, while others run.
+        every daemon. on_trouble: called for each daemon that does not start, while others run. on_step: called with a
+        as each part has started.
         """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
@@ -95,6 +98,7 @@ class LocalCluster:
         self._is_etcd_wanted = True
         self._etcd_failure = ""
         self._on_trouble = on_trouble
+        self._on_step = on_step
         self._told: dict[str, str] = {}
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
@@ -141,9 +145,11 @@ class LocalCluster:
     async def start(self) -> None:
         """Start everything, and wait until every starting node is registered.
 
-        Raises ConfigError: the state folder is in use or unusable, no etcd binary; UnavailableError: every daemon
-        ended, or was not registered within its deadline.
+        Raises ConfigError: the state folder is in use or unusable, no etcd binary; MissingPackageError: no torch;
+        UnavailableError: every daemon ended, or was not registered within its deadline.
         """
+        if find_spec("torch") is None:
+            raise MissingPackageError("torch", "node", "a node on this machine")
         binary = find_etcd_binary(self._etcd_binary)
         self.etcd_remark = remark(await asyncio.to_thread(binary_release, binary))
         self._take_state_dir()
@@ -166,6 +172,7 @@ class LocalCluster:
         self._authority = kept.issuing_into(self._run_dir / "ca")
         self._held.callback(self._authority.delete)
         self._authority.issue("client", role=Role.OPERATOR)
+        self._on_step(f"authority: {self.state_dir / 'authority'}")
         self._etcd = await self._start_etcd(
             EtcdServerConfig(
                 binary=binary,
@@ -175,8 +182,9 @@ class LocalCluster:
                 client_port=self._etcd_port,
             )
         )
+        self._on_step(f"etcd: {self._etcd.endpoint}")
         for _ in range(self._num_nodes):
-            self._spawn()
+            self._on_step(f"{self._spawn().name}: starting")
         await self._registered(self.nodes, is_any_enough=True)
         self._write_cluster_file()
         self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
@@ -423,6 +431,7 @@ class LocalCluster:
                             _, _, port = record.address.rpartition(":")
                             missing.pop(name).port = int(port) if port.isdigit() else 0  # others dial it elsewhere
                             self._addresses[name] = record.address
+                            self._on_step(f"{name}: up at {record.address}")
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             names = ", ".join(sorted(missing))

@@ -13,8 +13,7 @@ from headway.daemon.cluster.records import PROTOCOL_VERSION
 from headway.daemon.net.reach_target import MAX_REASON, Target
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.links.endpoint import REACH_METHOD, SERVICE
-from headway.stages.sockets.shared_port import dialled_port, listening_ports, open_channel
+from headway.stages.sockets.shared_port import LINKS, REACH_METHOD, dialled_port, listening_ports, open_channel
 from headway.stages.sockets.tls_identity import Identity, dialling
 from headway.stages.sockets.tls_sentences import in_words
 
@@ -96,7 +95,7 @@ async def _ask_daemon(target: Target, channel: grpc.aio.Channel) -> str:
 
 
 async def _ask_worker(target: Target, channel: grpc.aio.Channel) -> str:
-    reach: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{REACH_METHOD}")
+    reach: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{LINKS}/{REACH_METHOD}")
     hello = Hello(protocol=PROTOCOL_VERSION, expected_incarnation=target.worker)
     try:
         reply = HelloReply.FromString(await reach(hello.SerializeToString(), timeout=ANSWER_S))

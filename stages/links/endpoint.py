@@ -51,6 +51,8 @@ from headway.stages.links.streams import (
 from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.open_files import server_limits
 from headway.stages.sockets.shared_port import (
+    LINKS,
+    REACH_METHOD,
     listen_at_first_free,
     listen_behind_shared_port,
     listening_port,
@@ -61,10 +63,7 @@ from headway.stages.sockets.tls_sentences import in_words
 
 log = structlog.get_logger()
 
-SERVICE = "headway.data.Link"
 METHOD = "Stream"
-REACH_METHOD = "Reach"
-"""Answers whether this worker can be reached: the port, TLS and the hello, without any link."""
 MEET_METHOD = "Meet"
 """Answers where a link's plain connection is taken, and the token that opens it."""
 MOST_TOKENS: Final = 64
@@ -243,7 +242,7 @@ class LinkEndpoint:
             REACH_METHOD: grpc.unary_unary_rpc_method_handler(self._answer_reach),
             MEET_METHOD: grpc.unary_unary_rpc_method_handler(self._answer_meet),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(LINKS, methods),))
         credentials = partial(serving, self._identity)
         if self._is_behind_shared_port and self._local is not None:
             listen_behind_shared_port(server, credentials(), self._local.folder, self._incarnation)
@@ -413,7 +412,7 @@ class LinkEndpoint:
                 stream.close()
             return
         async with self._channel(terms, port_index) as channel:
-            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{LINKS}/{METHOD}")
             call = method()
             try:
                 yield ClientStream(call, self._ears)
@@ -424,7 +423,7 @@ class LinkEndpoint:
     async def _connect_plain(self, terms: LinkTerms, hello: Hello, port_index: int) -> socket.socket:
         """Ask over TLS, connect and show the token. Raises as `read_reply`."""
         async with self._channel(terms, port_index) as channel:
-            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{MEET_METHOD}")
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{LINKS}/{MEET_METHOD}")
             try:
                 reply = read_reply(await method(hello.SerializeToString()))
             except grpc.aio.AioRpcError as error:

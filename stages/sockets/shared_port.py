@@ -25,6 +25,9 @@ MOST_PORTS: Final = 8
 """Maximum number of ports at which one node is looked for: any node may write any address as its own, and whoever dials
 one that is silent waits at each port.
 """
+LINKS: Final = "headway.data.Link"
+REACH_METHOD: Final = "Reach"
+"""Of a worker's links: answers whether it can be reached, by the port, TLS and the hello, without any link."""
 _inner: dict[str, str] = {}
 """Where this machine finds a port of its own, by the port that others dial."""
 

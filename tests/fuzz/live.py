@@ -31,7 +31,8 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import PlacementSpec, QueueSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.proto import control_pb2
-from headway.stages.links.endpoint import METHOD, SERVICE
+from headway.stages.links.endpoint import METHOD
+from headway.stages.sockets.shared_port import LINKS
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.fuzz.run import TOKENS, mutated
 from tests.fuzz.targets import TARGETS
@@ -116,7 +117,7 @@ class Attack:
         payload = mutated(self.draw.choice(TARGETS["hello"].seeds()), self.draw)
         worker = self.draw.choice(workers)
         async with self._channel(worker.address, worker.node) as channel:
-            ask: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            ask: Any = channel.stream_stream(f"/{LINKS}/{METHOD}")
             call = ask(_once(payload), timeout=CALL_TIMEOUT_S)
             async for _ in call:
                 call.cancel()
