@@ -10,9 +10,10 @@
 Importing the package loads nothing else of it: each name is loaded when it is used.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ("__version__",)
+if TYPE_CHECKING:
+    from headway.client import *  # noqa: F403
 
 __version__: str
 """Release of Headway."""
@@ -23,4 +24,16 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("headway")
+    if name.startswith("__"):
+        raise AttributeError(f"module 'headway' has no attribute {name!r}")
+    from headway import client
+
+    if name in client.__all__:
+        return getattr(client, name)
     raise AttributeError(f"module 'headway' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from headway import client
+
+    return [*globals(), *client.__all__]

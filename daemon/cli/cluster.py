@@ -95,7 +95,7 @@ def nodes(context: typer.Context, where: Where, as_json: AsJson = False) -> Answ
 
     view = where.view()
     if as_json:
-        return as_json_text(report_nodes(view))
+        return as_json_text([report.as_dict() for report in report_nodes(view)])
     lines = node_lines(view, width=screen_width()) or [NO_NODE]
     return [*lines, *set_aside_lines(view)]
 

@@ -396,6 +396,7 @@ def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_j
     headway export my-job --out exported --dtype bfloat16
     headway export my-job --out exported --merge
     """
+    from headway.daemon.client.export import ExportReport
     from headway.daemon.client.export import export as export_job
 
     def show(done: int, total: int) -> None:
@@ -405,7 +406,7 @@ def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_j
         lambda session: export_job(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
     )
     if as_json:
-        return as_json_text({"job": job, "boundary": boundary.number, "out": str(out)})
+        return as_json_text(ExportReport(job=job, boundary=boundary.number, out=str(out)))
     return f"{out}: the model after {boundary.number} batches"
 
 

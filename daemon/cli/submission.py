@@ -1,7 +1,7 @@
 """Commands before a job runs: submit it, plan it, find a checkpoint from which it could start."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,7 +82,7 @@ def submit(
     )
     done = where.run(lambda session: submission.submit(session, draft, tell=show_sending, warn=warn))
     if as_json:
-        return as_json_text(done.facts)
+        return as_json_text(done.report)
     for remark in done.remarks:
         warn(remark)
     return done.lines
@@ -177,6 +177,7 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
         memory_gb = 48.0
         bfloat16_tflops = 120.0
     """
+    from headway.daemon.client.planned_job import nodes_in, read_planned
     from headway.daemon.client.preview import preview, worker_labels
     from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
 
@@ -185,13 +186,13 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
     if options.memory and not options.nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
-    spec, named, has_data = _read(job)
+    spec, named, has_data = read_planned(job, warn=warn)
     if picture is not None:
         check_drawing()
     links: LinkAssumptions | None = None
     records: Sequence[NodeRecord]
     if options.nodes_file is not None:
-        records, links = _from_file(options.nodes_file, spec, named)
+        records, links = nodes_in(options.nodes_file, spec, named)
     else:
         records = _nodes(options.nodes, options.memory, where, spec, job)
     is_simulated = picture is not None or trace is not None
@@ -205,33 +206,6 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
     if as_json:
         return as_json_text(told)
     return [*told.lines, *(["", *told.arithmetic] if options.explain else []), *files]
-
-
-def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
-    """Return a job, the keys that its file names, and whether what its data decides is known: the data need not be on
-    this machine. The built-in data decides something only for a few jobs, so it is not made for the others.
-
-    Raises ConfigError for what `submit` would refuse.
-    """
-    from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
-    from headway.daemon.jobs.job_file import read_job_file
-    from headway.daemon.jobs.plugins import with_plugins
-    from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, check_adapter, default_cache_dir, has_data_here, with_data
-    from headway.daemon.models.origin_config import model_opener
-
-    spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=_would_be_refused))
-    check_adapter(spec, job)
-    spec = with_plugins(spec, job_file=job, cache_dir=default_cache_dir())
-    train = spec.train
-    is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders
-    if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
-        return spec, named, False
-    if why := why_no_answer(spec.data):
-        warn(f"the plan is made without the data: {why}")
-        return spec, named, False
-    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
-    check_tokenizer(spec, job)
-    return spec, named, True
 
 
 def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: Path) -> "Sequence[NodeRecord]":
@@ -256,15 +230,12 @@ def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: P
 def _check_checkpoints(spec: "JobSpec", job: Path) -> None:
     """Tell on stderr if the cluster would refuse the job's checkpoint folder."""
     from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
+    from headway.daemon.client.planned_job import would_be_refused
 
     try:
         check_checkpoint_dir(spec, job_file=job, root=None)
     except ConfigError as error:
-        _would_be_refused(error)
-
-
-def _would_be_refused(error: ConfigError) -> None:
-    warn(f"`headway submit` would refuse the job: {error}")
+        warn(would_be_refused(error))
 
 
 def _is_any_cluster(where: Where) -> bool:
@@ -296,14 +267,3 @@ def _this_machine() -> "NodeRecord":
         arithmetic_class=class_of(devices),
         allow_plugins=("any",),
     )
-
-
-def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
-    from headway.daemon.client.nodes_file import parse_nodes
-    from headway.daemon.jobs.device_defaults import with_device_defaults
-    from headway.daemon.jobs.typed_toml import read_text
-
-    found = parse_nodes(read_text(path, "nodes file"), str(path))
-    devices = [device for node in found.records(spec.train) for device in node.devices]
-    train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
-    return found.records(train), found.link_assumptions()

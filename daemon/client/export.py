@@ -36,6 +36,17 @@ from headway.stages.state.state_file import check_header, read_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """A model that was written."""
+
+    job: str
+    boundary: int
+    """Number of batches that it is the model of."""
+    out: str
+    """Its folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """A boundary that can be exported."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.places import is_url
@@ -219,6 +221,24 @@ def read_draft(
     return Draft(spec=spec, source=source, named=named, manifest=manifest, are_changes_meant=are_changes_meant)
 
 
+class SubmitReport(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "from"}):
+    """What there is to know of a job in the queue."""
+
+    job: str
+    """Its name."""
+    boundary: int
+    """Number of batches that it begins after; 0: it begins from the beginning."""
+    origin: str
+    """Job of the checkpoint that it begins with, `from` in JSON; empty: there is none."""
+    unprotected: str
+    """Why a failure would lose batches; empty: it would not."""
+    changed: list[str]
+    """Keys that differ from the checkpoint's job."""
+    sent: list[Sent]
+    """Data that no node had."""
+    warnings: list[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     """A job in the queue, and what there is to say about it."""
@@ -231,18 +251,18 @@ class Submitted:
     warnings: list[str]
 
     @property
-    def facts(self) -> dict[str, object]:
-        """Return the answer for `--json`."""
+    def report(self) -> SubmitReport:
+        """Return the answer for `--json` and Python."""
         manifest = self.draft.manifest
-        return {
-            "job": self.spec.job.name,
-            "boundary": manifest.checkpoint.boundary if manifest is not None else 0,
-            "from": manifest.job if manifest is not None else "",
-            "unprotected": self.unprotected,
-            "changed": [*self.changes.of_recurrence, *self.changes.others],
-            "sent": self.sent,
-            "warnings": self.warnings,
-        }
+        return SubmitReport(
+            job=self.spec.job.name,
+            boundary=manifest.checkpoint.boundary if manifest is not None else 0,
+            origin=manifest.job if manifest is not None else "",
+            unprotected=self.unprotected,
+            changed=[*self.changes.of_recurrence, *self.changes.others],
+            sent=self.sent,
+            warnings=self.warnings,
+        )
 
     @property
     def lines(self) -> list[str]:

@@ -3,10 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headway.daemon.base.terminal import fitted, printable_name
-from headway.daemon.cluster.cluster_records import RetiredRecord
+from headway.daemon.cluster.cluster_records import NodeFailureRecord, RetiredRecord
 from headway.daemon.cluster.format import to_builtins
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ReachFact
@@ -37,17 +38,34 @@ def reach_lines(view: ClusterView, name: str) -> list[str]:
     ]
 
 
-def reach_builtins(view: ClusterView, name: str) -> list[dict[str, Any]]:
-    """Return the facts for `--json`, with dates: ports that do not answer; of an earlier version, all."""
-    return [to_builtins(fact) for fact in facts_of(view, name)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """A node that is up or has failed. In JSON the fields of its record stand beside the others."""
+
+    name: str
+    record: NodeRecord | None
+    """What its daemon says of itself; None: it has failed and is gone."""
+    reach: tuple[ReachFact, ...]
+    """What it found about ports of other nodes, with dates: those that do not answer."""
+    failures: tuple[NodeFailureRecord, ...]
+    """Recent ones, oldest first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for `--json`."""
+        record = {} if self.record is None else to_builtins(self.record)
+        facts = {"reach": to_builtins(self.reach), "failures": to_builtins(self.failures)}
+        return {"name": self.name, **record, **facts}
 
 
-def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
-    """Return each node's record with its recent `failures`; a node that failed and is gone has only failures."""
+def report_nodes(view: ClusterView) -> list[NodeReport]:
+    """Return the nodes by name."""
     return [
-        (to_builtins(view.nodes[name]) if name in view.nodes else {"name": name})
-        | {"reach": reach_builtins(view, name)}
-        | {"failures": [to_builtins(found) for _, found in sorted(view.failures.get(name, {}).items())]}
+        NodeReport(
+            name=name,
+            record=view.nodes.get(name),
+            reach=facts_of(view, name),
+            failures=tuple(found for _, found in sorted(view.failures.get(name, {}).items())),
+        )
         for name in sorted({*view.nodes, *view.failures})
     ]
 

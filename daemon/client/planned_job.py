@@ -1,0 +1,55 @@
+"""Reads what `plan` plans: a job as far as its data is known, and a file of nodes."""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
+from headway.daemon.client.nodes_file import parse_nodes
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.jobs.device_defaults import with_device_defaults
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import read_job_file
+from headway.daemon.jobs.plugins import with_plugins
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, check_adapter, default_cache_dir, has_data_here, with_data
+from headway.daemon.jobs.typed_toml import read_text
+from headway.daemon.models.origin_config import model_opener
+from headway.daemon.plan.connections import LinkAssumptions
+
+
+def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, frozenset[str], bool]:
+    """Return a job, the keys that its file names, and whether what its data decides is known: the data need not be on
+    this machine. The built-in data decides something only for a few jobs, so it is not made for the others.
+
+    Raises ConfigError for what `submit` would refuse. warn: is told of what it would refuse on this machine alone.
+    """
+
+    def on_no_weights(error: ConfigError) -> None:
+        warn(would_be_refused(error))
+
+    spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=on_no_weights))
+    check_adapter(spec, job)
+    spec = with_plugins(spec, job_file=job, cache_dir=default_cache_dir())
+    train = spec.train
+    is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders
+    if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
+        return spec, named, False
+    if why := why_no_answer(spec.data):
+        warn(f"the plan is made without the data: {why}")
+        return spec, named, False
+    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
+    check_tokenizer(spec, job)
+    return spec, named, True
+
+
+def would_be_refused(error: ConfigError) -> str:
+    """Return a sentence on what a plan lets pass."""
+    return f"`headway submit` would refuse the job: {error}"
+
+
+def nodes_in(path: Path, spec: JobSpec, named: Collection[str]) -> tuple[Sequence[NodeRecord], LinkAssumptions]:
+    """Return the nodes of a file and the links between them. Raises ConfigError."""
+    found = parse_nodes(read_text(path, "nodes file"), str(path))
+    devices = [device for node in found.records(spec.train) for device in node.devices]
+    train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
+    return found.records(train), found.link_assumptions()
