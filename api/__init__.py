@@ -10,6 +10,7 @@
 Importing the package loads nothing else of it: each name is loaded when it is used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,14 +27,11 @@ def __getattr__(name: str) -> Any:
         return version("headway")
     if name.startswith("__"):
         raise AttributeError(f"module 'headway' has no attribute {name!r}")
-    from headway import client
-
+    client = import_module("headway.client")
     if name in client.__all__:
         return getattr(client, name)
     raise AttributeError(f"module 'headway' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    from headway import client
-
-    return [*globals(), *client.__all__]
+    return [*globals(), *import_module("headway.client").__all__]

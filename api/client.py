@@ -1,4 +1,4 @@
-"""What `import headway` gives: a cluster, the plain loop and the planner, as the commands of the same names have them."""
+"""What `import headway` gives: a cluster, the plain loop and the planner, as the commands of these names have them."""
 
 import asyncio
 import json
@@ -150,7 +150,10 @@ class Client:
         """
         from headway.daemon.client.job_watch import read_history
 
-        return self._do("history", lambda session: read_history(session, job, from_batch=from_batch, every=every))
+        async def work(session: ClusterSession) -> list[HistoryRow]:
+            return [row async for row in read_history(session, job, from_batch=from_batch, every=every)]
+
+        return self._do("history", work)
 
     def events(self, job: str) -> list[EventRecord]:
         """Return why each plan of a job changed, in sentences, oldest first."""
@@ -244,7 +247,8 @@ class Client:
     def _asked(self, request: str, job: str) -> str:
         from headway.daemon.client import job_requests
 
-        return self._do(request, lambda session: getattr(job_requests, request)(session, job))
+        answer: str = self._do(request, lambda session: getattr(job_requests, request)(session, job))
+        return answer
 
     def _do(
         self,
@@ -284,9 +288,9 @@ def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -
     def work() -> "PlanPreview":
         spec, named, has_data = read_planned(Path(job), warn=told.append)
         if isinstance(nodes, int):
-            records, links = equal_nodes(nodes, memory_bytes=round(memory_gib * GIB)), None
-        else:
-            records, links = nodes_in(Path(nodes), spec, named)
+            equal = equal_nodes(nodes, memory_bytes=round(memory_gib * GIB))
+            return preview(spec, equal, named=named, is_simulated=False, has_data=has_data)[0]
+        records, links = nodes_in(Path(nodes), spec, named)
         return preview(spec, records, named=named, links=links, is_simulated=False, has_data=has_data)[0]
 
     found = _aside(work)

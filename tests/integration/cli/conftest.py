@@ -55,12 +55,15 @@ class Program:
         path.write_text(JOB.format(name=name, data=self._data, batches=batches, min_nodes=min_nodes) + more)
         return path
 
-    def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command line; its stdout and stderr are pipes. variables: of its environment."""
+    def environment(self) -> dict[str, str]:
+        """The variables of a process of this program."""
         (self.folder / "tmp").mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-        environment |= {MARK: self._mark, "TMPDIR": str(self.folder / "tmp"), "HEADWAY_NUM_SPARES": "0"}
-        environment |= variables or {}
+        return environment | {MARK: self._mark, "TMPDIR": str(self.folder / "tmp"), "HEADWAY_NUM_SPARES": "0"}
+
+    def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command line; its stdout and stderr are pipes. variables: of its environment."""
+        environment = self.environment() | dict(variables or {})
         process = subprocess.Popen(
             [sys.executable, "-m", "headway.daemon.cli.main", *arguments],
             cwd=self.folder,
