@@ -37,7 +37,6 @@ from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
     at_the_end,
     early_end_text,
-    sentence,
     shape_and_nodes,
     waits_for,
     what_was_lost,
@@ -45,6 +44,7 @@ from headway.daemon.decide.sentences import (
     why_changed,
 )
 from headway.daemon.decide.situation import JobSituation
+from headway.daemon.plan.cluster_plan import sentence
 from headway.daemon.plan.planner import ClusterPlan
 
 

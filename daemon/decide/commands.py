@@ -20,9 +20,8 @@ from headway.daemon.decide.failures import LostWorker
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.plans import PlanRequest
 from headway.daemon.decide.quarantine import QUARANTINE_S
-from headway.daemon.decide.sentences import sentence
 from headway.daemon.decide.situation import JobSituation
-from headway.daemon.plan.cluster_plan import ClusterPlan
+from headway.daemon.plan.cluster_plan import ClusterPlan, sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.quarantine import listed
 from headway.daemon.decide.situation import JobSituation, unproven
 from headway.daemon.jobs.job import preparation_s
-from headway.daemon.plan.cluster_plan import ClusterPlan, replica_note, shape, size, stage_name, worker_name
+from headway.daemon.plan.cluster_plan import ClusterPlan, replica_note, sentence, shape, size, stage_name, worker_name
 from headway.daemon.plan.rebalance import is_depth_alone
 
 MAX_ERROR: Final = 300
@@ -102,11 +102,6 @@ def trouble(situation: JobSituation, stage: WorkerPart) -> str:
     if node.is_draining:
         return f"node {name} is draining"
     return f"node {name} stays out of new plans: {node.stays_out}"
-
-
-def sentence(text: str) -> str:
-    """Return the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def shape_and_nodes(workers: Sequence[WorkerPart]) -> str:

@@ -118,7 +118,7 @@ class ClusterPlan:
                 f"The reduction between the replicas of stage {reduction.stage_index} sets the pace: "
                 f"{reduction.batch_seconds:.3g} s of {of_all}."
             )
-        name = _capital(worker_name(self.workers, self.bottleneck))
+        name = sentence(worker_name(self.workers, self.bottleneck))
         return f"{name} sets the pace: {slowest:.3g} s of {of_all}."
 
     def _about_worker(self, position: int) -> str:
@@ -127,7 +127,7 @@ class ClusterPlan:
         groups = estimate.stage.groups
         share = f", {estimate.share:.0%} of the microbatches ({group_names(groups)})" if groups else ""
         return (
-            f"{_capital(worker_name(self.workers, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
+            f"{sentence(worker_name(self.workers, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
             f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}"
             f"{_COMPUTED_AGAIN.get(estimate.stage.recompute, '')}"
             f"{', its share of Newton-Schulz' if estimate.stage.shares_update else ''}"
@@ -181,7 +181,8 @@ def _about_tie(tie: TieEstimate) -> str:
     )
 
 
-def _capital(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

@@ -25,8 +25,7 @@ from headway.daemon.base.terminal import console, fitted
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
 from headway.daemon.cluster.records import EventRecord, NodeRecord
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.sentences import sentence
-from headway.daemon.plan.cluster_plan import layer_range
+from headway.daemon.plan.cluster_plan import layer_range, sentence
 from headway.daemon.plan.link_choice import link_sentences
 from headway.daemon.reports.goodput_report import goodput_line
 from headway.daemon.reports.job_report import (
