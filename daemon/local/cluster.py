@@ -97,8 +97,7 @@ class LocalCluster:
         self._keeping_up: asyncio.Task[None] | None = None
         self._is_etcd_wanted = True
         self._etcd_failure = ""
-        self._on_trouble = on_trouble
-        self._on_step = on_step
+        self._on_trouble, self._on_step = on_trouble, on_step
         self._told: dict[str, str] = {}
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
