@@ -34,7 +34,9 @@ def demo(
     ] = None,
     etcd_binary: EtcdBinary = None,
 ) -> int:
-    """Watch three nodes train a small model while a fourth joins half way; takes two to three minutes.
+    """Watch three nodes train a small model while a link is cut, a worker and a machine are lost, and one joins.
+
+    Then the plain loop trains the same job, and the hashes of both models are compared. Takes three to four minutes.
 
     \b
     headway demo --out demo-run
@@ -60,7 +62,7 @@ def run(
     etcd_binary: EtcdBinary = None,
     as_json: AsJsonLines = False,
 ) -> int:
-    """Train one job in a cluster of its own: DIR/metrics.jsonl and DIR/model.
+    """Train one job in a cluster of its own: DIR/metrics.jsonl, DIR/report.html and DIR/model.
 
     After Ctrl-C, the command continues where it stopped if it is given its old folder.
 
@@ -85,6 +87,7 @@ def run(
         )
         if not as_json:
             say(f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model")
+            say(f"{out / 'report.html'}: the run as a page; a browser opens it")
         return 0
 
     return run_interruptible(main, on_first=STOPPING)

@@ -2,13 +2,14 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession, unless
+from headway.daemon.client.job_picture import TracedPipeline, draw_job, traced
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
 from headway.daemon.client.submission import Link, read_draft
@@ -20,12 +21,17 @@ from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import read_parts
-from headway.daemon.reports.metrics_file import METRICS_NAME
+from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
+from headway.daemon.reports.picture import Picture
+from headway.daemon.reports.report_page import write_report
 from headway.daemon.reports.watch_view import Display
 from headway.stages.errors import PeerError
 
 MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
+REPORT_NAME = "report.html"
+TRACED_AT = 0.8
+"""Share of the batches after which the pipeline is looked at, for the report."""
 DEATH_GRACE_S = 60.0
 """Time after the death of a process of the cluster for the coordinator to decide about the job."""
 
@@ -44,16 +50,25 @@ async def run_job(
     force: asyncio.Event,
     etcd_binary: Path | None = None,
     on_view: OnView | None = None,
-) -> JobView:
-    """Train a job in its own cluster and write DIR/metrics.jsonl and DIR/model/; return the ended job.
+    environment: Mapping[str, str] | None = None,
+) -> tuple[JobView, Picture | None]:
+    """Train a job in its own cluster and write DIR/metrics.jsonl, DIR/report.html and DIR/model/; return the ended job
+    and its picture, which is None if the cluster did not tell it.
 
-    most_nodes: number of nodes with those that join later.
+    most_nodes: number of nodes with those that join later. environment: variables of every daemon.
 
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
     """
     state_dir = state_dir or out / "state"
-    starting = LocalCluster(state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force)
+    starting = LocalCluster(
+        state_dir,
+        num_nodes=num_nodes,
+        most_nodes=most_nodes,
+        etcd_binary=etcd_binary,
+        force=force,
+        environment=environment,
+    )
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
     make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
@@ -66,11 +81,11 @@ async def run_job(
             sys.stderr.write(f"headway: {cluster.card_sharing}\n")
         await _submit_or_continue(session, spec, out)
         training = _train(cluster, session, spec.job.name, out, display, on_view)
-        job = await unless(training, cluster.guard(grace_s=DEATH_GRACE_S))
+        job, picture = await unless(training, cluster.guard(grace_s=DEATH_GRACE_S))
         if job.phase.phase is Phase.FAILED:
             (out / FAILURE_NAME).write_text(job.phase.error + "\n", encoding="utf-8")
         check_finished(job, where=str(out / FAILURE_NAME))
-        return job
+        return job, picture
 
 
 async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path) -> None:
@@ -98,13 +113,18 @@ async def _train(
     out: Path,
     display: Display,
     on_view: OnView | None,
-) -> JobView:
+) -> tuple[JobView, Picture | None]:
     from headway.daemon.client.export import export  # imports torch, which a refused job does not need
 
     journal = JournalCopy(session, name, out / METRICS_NAME)
 
+    tracing: asyncio.Task[tuple[TracedPipeline | None, str]] | None = None
+
     async def on_change(view: ClusterView, job: JobView) -> None:
+        nonlocal tracing
         await journal.on_view(view, job)
+        if tracing is None and job.spec and job.progress and job.progress.batch >= TRACED_AT * job.spec.train.batches:
+            tracing = asyncio.create_task(traced(session, name))
         if on_view is not None:
             await on_view(cluster, view, job)
 
@@ -117,6 +137,20 @@ async def _train(
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())
-        return job
+        pipeline = (await tracing)[0] if tracing is not None else None
+        return job, await _draw(session, name, out, pipeline)
     finally:
+        if tracing is not None:
+            tracing.cancel()
         await journal.close()
+
+
+async def _draw(session: ClusterSession, name: str, out: Path, pipeline: TracedPipeline | None) -> Picture | None:
+    """Write the report; a cluster that does not tell the picture costs the report alone."""
+    try:
+        picture = await draw_job(session, name, rows=read_rows(out / METRICS_NAME), pipeline=pipeline)
+        write_report(picture, out / REPORT_NAME)
+    except (ConfigError, PeerError, RecoveryError) as error:
+        sys.stderr.write(f"headway: no report: {error}\n")
+        return None
+    return picture

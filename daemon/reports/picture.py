@@ -90,7 +90,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Where the training resumed."""
     text: str
     still_s: float | None
-    """Seconds until the training resumed; None: it has not."""
+    """Seconds in which no batch was computed, from the fault until the training resumed; None: it has not."""
     again_s: float | None
     """Seconds in which the same batches were computed again; None: not all of them have been."""
 
@@ -234,6 +234,12 @@ def picture_of(
     )
 
 
+def with_other(picture: Picture, rows: Sequence[HistoryRow], other: OtherRun, *, notes: Sequence[Event]) -> Picture:
+    """Return a picture with what is known after its cluster is gone; rows: its own."""
+    events = sorted((*picture.events, *notes), key=lambda event: event.at_s)
+    return msgspec.structs.replace(picture, other=_compared(rows, None, other), events=tuple(events))
+
+
 def series_of(rows: Sequence[HistoryRow]) -> dict[str, Series]:
     """Return the curves that have values."""
     found = {}
@@ -337,12 +343,14 @@ def _failures(records: Sequence[EventRecord], rows: Sequence[HistoryRow]) -> lis
     """Return the interruptions, oldest first; one that meets another's recovery is part of it."""
     found: list[Failure] = []
     began: EventRecord | None = None
+    before: EventRecord | None = None
     for record in records:
         if record.is_failure and began is None:
             began = record
-        if record.plan is not None and began is not None:
-            found.append(_failure(began, record, record.plan, rows))
-            began = None
+        if record.plan is not None:
+            if began is not None:
+                found.append(_failure(before, began, record, record.plan, rows))
+            before, began = record, None
     if began is not None:
         batch = rows[-1].batch if rows else 0
         found.append(
@@ -351,15 +359,26 @@ def _failures(records: Sequence[EventRecord], rows: Sequence[HistoryRow]) -> lis
     return found
 
 
-def _failure(began: EventRecord, ended: EventRecord, plan: PlanOutline, rows: Sequence[HistoryRow]) -> Failure:
-    again = [row.seconds for row in rows if plan.boundary < row.batch < plan.furthest]
+def _failure(
+    before: EventRecord | None, began: EventRecord, ended: EventRecord, plan: PlanOutline, rows: Sequence[HistoryRow]
+) -> Failure:
+    """Return what a failure cost; before: the plan that it struck.
+
+    A fault is told of after somebody has missed its victim, so the seconds before that in which the struck plan
+    computed nothing count too.
+    """
+    again = [row.seconds for row in rows if plan.boundary <= row.batch < plan.furthest]
+    unnoticed_s = 0.0
+    if before is not None and before.plan is not None:
+        worked = [row.seconds for row in rows if before.plan.boundary <= row.batch < plan.furthest]
+        unnoticed_s = max(began.at - before.at - sum(worked), 0.0)
     is_whole = not rows or rows[-1].batch + 1 >= plan.furthest
     return Failure(
         at_s=began.at,
         batch=max(plan.furthest - 1, 0),
         boundary=plan.boundary,
         text=_cut(began.text),
-        still_s=max(ended.at - began.at, 0.0),
+        still_s=unnoticed_s + max(ended.at - began.at, 0.0),
         again_s=sum(again) if is_whole else None,
     )
 
@@ -416,7 +435,7 @@ def _commands(report: JobReport) -> tuple[str, ...]:
     return (f"headway reference {name}.toml --out plain{cuts}", f"headway run {name}.toml --nodes 2 --out again")
 
 
-def _compared(rows: Sequence[HistoryRow], spec: JobSpec, other: OtherRun) -> Other:
+def _compared(rows: Sequence[HistoryRow], spec: JobSpec | None, other: OtherRun) -> Other:
     theirs = {row.batch: row for row in other.rows}
     pairs = [(row.batch, row.loss - theirs[row.batch].loss) for row in rows if row.batch in theirs]
     series = series_of(other.rows)
@@ -426,7 +445,7 @@ def _compared(rows: Sequence[HistoryRow], spec: JobSpec, other: OtherRun) -> Oth
         eval_loss=series.get("eval_loss", Series()),
         difference=reduced(pairs),
         sentence=_difference(pairs, len(rows)),
-        differing_keys=_differing_keys(spec, other.spec) if other.spec is not None else (),
+        differing_keys=_differing_keys(spec, other.spec) if spec is not None and other.spec is not None else (),
     )
 
 

@@ -43,10 +43,12 @@ const Headway = (() => {
     return found >= 0 && batches[found] > batch ? found - 1 : found;
   };
 
+  const colourOf = (number) => number % 8 ? COLOURS[number % 8] : style("--first");
+
   const tiles = new Map();
   /* Colour of a number; after the eighth the colours return with stripes. */
   const paint = (ctx, number) => {
-    const colour = COLOURS[number % 8], kind = Math.floor(number / 8) % 4;
+    const colour = colourOf(number), kind = Math.floor(number / 8) % 4;
     if (!kind) return colour;
     const key = `${number % 32}/${style("--ground")}`;
     if (!tiles.has(key)) {
@@ -207,7 +209,7 @@ const Headway = (() => {
     curve(title, unit, lines, height, options = {}) {
       const found = lines.map(([name, ...rest]) => [typeof name === "string" ? this.series[name] : name, ...rest]).filter(([line]) => line && line.batches.length);
       if (!found.length) return null;
-      const made = this.section(title, unit, found.filter(([, label]) => label).map(([, label, colour]) => [colour, label]));
+      const made = this.section(title, unit, [...found.filter(([, label]) => label).map(([, label, colour]) => [colour, label]), ...(options.isFirst ? this.signs() : [])]);
       const data = uPlot.join(found.map(([line]) => [line.batches, line.values]));
       const axis = { stroke: style("--soft"), font: "11px system-ui, sans-serif", grid: { stroke: style("--grid"), width: 1 }, ticks: { show: false } };
       const chart = new uPlot({
@@ -215,10 +217,10 @@ const Headway = (() => {
         padding: [8, RIGHT, 0, 0],
         scales: { x: { time: false, range: () => [this.from, this.to] }, y: options.scale ?? {} },
         axes: [
-          { ...axis, size: 24, gap: 4, values: (_, found) => found.map((each) => Number.isInteger(each) ? count(each) : "") },
+          { ...axis, size: 24, gap: 4, splits: () => steps(this.from, this.to, this.width / 90), values: (_, found) => found.map(count) },
           { ...axis, size: this.left, gap: 6, values: (_, found) => found.map(options.shown ?? short) },
         ],
-        series: [{}, ...found.map(([, , colour, more]) => ({ stroke: COLOURS[colour], width: 1.5, points: { show: false }, ...more }))],
+        series: [{}, ...found.map(([, , colour, more]) => ({ stroke: colourOf(colour), width: 1.5, points: { show: false }, ...more }))],
         hooks: { draw: [(drawn) => { const r = devicePixelRatio || 1; drawn.ctx.save(); drawn.ctx.scale(r, r); this.marks(drawn.ctx, drawn.bbox.top / r, (drawn.bbox.top + drawn.bbox.height) / r, options.isFirst); drawn.ctx.restore(); }] },
       }, data, made);
       this.charts.push(chart);
@@ -251,6 +253,14 @@ const Headway = (() => {
       this.curve("Tokens per second", "measured and predicted", [["tokens_per_s", "measured", 2], [steps, "predicted", 5, { dash: [6, 4] }]], 150, { scale: { range: () => [0, most] } });
     }
 
+    signs() {
+      const p = this.picture, found = [];
+      if (p.generations.length > 1) found.push([null, "│ new plan"]);
+      if (p.failures.length) found.push([null, "✕ failure"], [null, "▒ computed again"]);
+      if (p.events.some((each) => each.kind === "note")) found.push([null, "✂ fault without loss"]);
+      return found;
+    }
+
     /* Lines where plans begin, and where failures struck. */
     marks(pen, top, bottom, isFirst = false) {
       const inside = (batch) => batch >= this.from && batch <= this.to;
@@ -264,7 +274,7 @@ const Headway = (() => {
       for (const plan of this.picture.generations.slice(1)) {
         const x = this.x(plan.first);
         if (!inside(plan.first) || x - before < 2 || drawn++ > MOST_MARKS) continue;
-        line(plan.first, style("--soft"), [1, 2]);
+        line(plan.first, style("--plan"), []);
         before = x;
       }
       for (const each of this.picture.failures) {
@@ -313,7 +323,7 @@ const Headway = (() => {
         const open = new Map();
         const label = ([stage, begin, end]) => {
           const wide = Math.min(end, this.width - RIGHT) - Math.max(begin, this.left);
-          const high = (stage[2] - 0) * 0 + (stage[1] - stage[0] + 1) * row;
+          const high = (stage[1] - stage[0] + 1) * row;
           if (wide < 34 || high < 12) return;
           const others = stage[2].length + (stage[3] ?? 0) - 1;
           const text = fitted(pen, p.devices[stage[2][0]] + (others ? ` + ${others}` : ""), wide - 10);

@@ -44,7 +44,7 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
-from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
+from headway.daemon.local.demo import DEMO_JOB, check_metrics, weights_hash
 from headway.daemon.reports.goodput_report import goodput_line, report_goodput
 from headway.daemon.reports.job_report import (
     StageReport,
@@ -125,11 +125,16 @@ def test_json_lines_come_with_every_change() -> None:
     assert stream.getvalue().count("\n") == 2
 
 
-def test_the_picture_is_written(tmp_path: Path) -> None:
-    """The loss curve becomes a PNG file."""
-    path = draw_png([(0, 3.0), (1, 2.0)], tmp_path / "loss.png")
-    assert path is not None
-    assert path.read_bytes().startswith(b"\x89PNG")
+def test_the_hash_of_the_demo_is_that_of_the_weights_alone(tmp_path: Path) -> None:
+    """One flipped bit of one of two files gives another hash; another config does not."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+        for shard in ("1.safetensors", "2.safetensors"):
+            (tmp_path / name / shard).write_bytes(shard.encode())
+    assert weights_hash(tmp_path / "a") == weights_hash(tmp_path / "b")
+    (tmp_path / "b" / "2.safetensors").write_bytes(b"2.safetensort")
+    assert weights_hash(tmp_path / "a") != weights_hash(tmp_path / "b")
 
 
 def test_the_line_of_a_traceback_that_names_the_error() -> None:

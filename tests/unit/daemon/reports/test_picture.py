@@ -66,12 +66,12 @@ def test_a_picture_tells_who_held_what_and_what_failures_cost() -> None:
     ]
     assert held[0] == [(0, 1, "node-1"), (2, 4, "node-2"), (5, 7, "node-3")]
     assert held[2] == [(0, 3, "node-1"), (4, 7, "node-3")]
-    assert [(each.batch, each.boundary, each.still_s) for each in picture.failures] == [
-        (119, 115, 3.0),
-        (199, 192, 6.0),
-    ]
+    assert [(each.batch, each.boundary, each.num_again) for each in picture.failures] == [(119, 115, 5), (199, 192, 8)]
+    seconds = [row.seconds for row in rows(400)]
+    unnoticed_s = 60 - 33 - sum(seconds[115:200])  # the second machine was missed so long after its last batch
+    assert [each.still_s for each in picture.failures] == [3.0, pytest.approx(6.0 + unnoticed_s)]
     assert [each.batch for each in picture.events] == [0, 119, 115, 199, 192, 320]
-    assert picture.failures[0].again_s == pytest.approx(sum(row.seconds for row in rows(400)[116:120]))
+    assert picture.failures[0].again_s == pytest.approx(sum(seconds[115:120]))
 
 
 def test_a_failure_that_goes_on_has_no_seconds_yet() -> None:
