@@ -22,7 +22,7 @@ from headway.daemon.reports.watch_view import draw_curve, open_display
 
 NUM_NODES = 3
 PROMPT = "def main():\n"
-SAMPLE_BYTES = 200
+SAMPLE_BYTES = 160
 FAULTS_NAME = "faults.jsonl"
 PLAIN_NAME = "plain"
 LINKS_CUT_AT, WORKER_KILLED_AT, MACHINE_LOST_AT, NODE_JOINS_AT = 0.2, 0.35, 0.5, 0.7
