@@ -21,16 +21,18 @@ from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_deca
 from headway.optim.spec import STEP_COUNT, GroupSpec, LrSchedule, OptimSpec, StateTensor
 from headway.optim.step_count import STEPS
 from headway.optim.update_shares import from_shares, joined
-from headway.stages.plugin_names import PluginError, told_by
+from headway.stages.plugin_names import PluginError, imported, told_by
 
 
 def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
     """Return the optimizer of one group. Raises PluginError when it is a plug-in that cannot be made."""
-    kind = spec.kind
-    own = {name: getattr(spec, name) for name in kind.settings} | dict(spec.settings)
+    kind, made_with = spec.kind, {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    if not spec.is_plugin:
+        own = {name: getattr(spec, name) for name in kind.settings}
+        made: Optimizer = pkgutil.resolve_name(kind.path)(parameters, **made_with, **own)
+        return made
     with told_by(spec.name):
-        make = pkgutil.resolve_name(kind.path)
-        optimizer = make(parameters, lr=spec.lr, weight_decay=spec.weight_decay, **own)
+        optimizer = imported(spec.name)(parameters, **made_with, **dict(spec.settings))
     if not isinstance(optimizer, Optimizer):
         raise PluginError(spec.name, f"makes a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
     return optimizer

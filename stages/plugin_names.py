@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 Setting = bool | int | float | str | tuple[bool | int | float | str, ...]
 Settings = tuple[tuple[str, Setting], ...]
@@ -27,6 +27,17 @@ class PluginError(Exception):
         return f"plug-in {self.plugin}: {self.reason}"
 
 
+IMPORTED: Final[dict[str, Any]] = {}
+"""By import path, what this process has imported from its job's wheel, whose hash was compared. Nothing else is run."""
+
+
+def imported(name: str) -> Any:
+    """Return a plug-in. Raises PluginError for one that was not imported from the wheel of this process's job."""
+    if name not in IMPORTED:
+        raise PluginError(name, "is not imported here: that takes a wheel with its hash, where code is allowed")
+    return IMPORTED[name]
+
+
 def is_import_path(name: str) -> bool:
     """Return whether a name is one of a plug-in, such as `my_things.lion:Lion`."""
     return len(name) <= 200 and _PATH.fullmatch(name) is not None
@@ -34,11 +45,15 @@ def is_import_path(name: str) -> bool:
 
 @contextmanager
 def told_by(plugin: str) -> Iterator[None]:
-    """Tell what goes wrong inside as PluginError, with its place. A lack of memory is no fault of the plug-in."""
+    """Tell what goes wrong inside as PluginError, with its place, also an exit of the process. A lack of memory is no
+    fault of the plug-in.
+    """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, PluginError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    except (PluginError, MemoryError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if type(error).__name__ == "OutOfMemoryError":
             raise
         frames = traceback.extract_tb(error.__traceback__)
         # A module of a wheel lies inside of a file.

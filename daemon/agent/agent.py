@@ -377,6 +377,7 @@ class Agent:
             name=self._around.member.node,
             incarnation=self._around.member.incarnation,
             workers=supervisor.statuses,
+            allow_plugins=self._around.allow_plugins,
             held=self._around.store.contents,
             durable=self._keeper.durable,
             troubles=self._keeper.troubles,
@@ -475,8 +476,6 @@ class Agent:
         match step:
             case OpenData():
                 spec = self._spec(step.run_key.job)
-                if why := spec.plugins.why_not_on(around.member.node, around.allow_plugins):
-                    raise ConfigError(why)
                 for part in spec.data_sets:
                     if part.sha256 not in self._data_paths:  # sources that were opened before another one failed
                         async with self._readings.telling(step.run_key.job, self._readings.of_data(part.sha256)):

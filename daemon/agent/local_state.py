@@ -7,6 +7,7 @@ from headway.daemon.cluster.records import PlanRecord, StopRecord, WorkerPart, s
 from headway.daemon.cluster.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView, Place
+from headway.daemon.jobs.job import PluginsSpec
 from headway.daemon.worker.goal import JobGeneration, WorkerStatus
 
 ProvenLink = tuple[JobGeneration, int, int, str]
@@ -46,6 +47,8 @@ class NodeState:
     no record would show that their number is used. None: every generation is persisted.
 
     """
+    allow_plugins: tuple[str, ...] = ()
+    """Wheels whose code its workers may import, by its own settings."""
     proven: Set[ProvenLink] = frozenset()
     """Links of our workers whose other end answered this node."""
     now: float = 0.0
@@ -142,10 +145,10 @@ class Assignment:
         return tuple(part.sha256 for part in self.job.spec.data.parts) if is_first else ()
 
     @property
-    def plugins_name(self) -> str:
-        """Return the SHA-256 of the wheel's data set; empty: the job has no plug-ins."""
+    def plugins(self) -> PluginsSpec:
+        """Return the wheel with the job's own code."""
         assert self.job.spec is not None, "only jobs with a spec have posts"
-        return self.job.spec.plugins.data.sha256
+        return self.job.spec.plugins
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ VANISHED = "lost job "
 """Begins the name of the ailment: etcd has lost a job, and nobody removed it."""
 
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 DeviceKey = tuple[str, int]
 """(node, device)"""

@@ -15,12 +15,14 @@ from headway.daemon.cluster.lineage import MAX_PARTS
 from headway.daemon.cluster.records import CheckpointRecord, SpecRecord
 from headway.daemon.cluster.state_key import CARRIED_PART, JOURNAL
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.rules import check_job
+from headway.daemon.jobs.rules import check_job, is_sha256
 from headway.stages.state.file_digest import FileDigest
 
 MAX_NUMBER: Final = 2**31 - 1
 """Maximum of a generation, a timeline, a boundary."""
 MAX_FILE_BYTES: Final = 2**50
+MAX_SHAPES: Final = 10_000
+"""Most parameters of a plug-in's block."""
 MAX_ANCESTRY: Final = 100_000
 MAX_NAME: Final = 512
 """Maximum characters of a user with host, or of a job with boundary."""
@@ -46,6 +48,8 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
     if why := _why_no_origin(record.spec):
         return f"origin: {why}"
+    if why := _why_no_plugins(record.spec):
+        return f"plugins: {why}"
     for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
         if why := _why_no_text(text):
             return f"{key}: {why}"
@@ -63,6 +67,21 @@ def _why_no_origin(spec: JobSpec) -> str:
         return "its parts are not the layers of the model"
     odd = next((part.name for part in origin.parts if not _is_possible(part)), "")
     return f"the entry of {odd!r} has an impossible size or checksum" if odd else ""
+
+
+def _why_no_plugins(spec: JobSpec) -> str:
+    """Return what the trial of a job's own code has left out; empty: nothing."""
+    named, plugins = spec.plugin_names, spec.plugins
+    if "data.source" in named:
+        return "the source of data has not run"
+    if named and not (is_sha256(plugins.sha256) and is_sha256(plugins.data.sha256)):
+        return "the wheel has no hash"
+    if spec.model.has_own_block and not spec.model.block_shapes:
+        return "the block's parameters were not counted"
+    kept = (each.shape for group in (spec.optim.matrices, spec.optim.rest) for each in group.kept)
+    shapes = (*(shape for _, shape in spec.model.block_shapes), *kept)
+    are_possible = len(shapes) <= MAX_SHAPES and all(0 < side <= MAX_NUMBER for shape in shapes for side in shape)
+    return "" if are_possible else "a parameter has an impossible shape"
 
 
 def _why_no_text(text: str) -> str:

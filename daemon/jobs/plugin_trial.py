@@ -1,10 +1,9 @@
 """`python -m headway.daemon.jobs.plugin_trial OUT`: the process that tries a job's plug-ins before it is submitted.
 
 It reads the job from stdin, and writes a `Trial` to OUT. What the plug-ins need is counted on tensors without content,
-and that they keep the rules of headway.stages.plugins is tried on small ones.
+and that they keep the rules of headway.plugins is tried on small ones.
 """
 
-import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,8 +25,9 @@ from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.errors import DataError
 from headway.stages.model.decoder import build_layer, trained_shapes
+from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.model.objective import objective_loss
-from headway.stages.plugin_names import PluginError, is_import_path, told_by
+from headway.stages.plugin_names import PluginError, imported, is_import_path, told_by
 
 NUM_UPDATES: Final = 3
 MOST_TOKENS: Final = 1 << 30
@@ -73,7 +73,8 @@ def _try_loss(spec: JobSpec) -> None:
     if train.has_mask:
         divisor = torch.tensor(2.5)
     found = []
-    for _ in range(2):
+    for seed in range(2):
+        torch.manual_seed(seed)
         loss = objective_loss(head, hidden, train, targets=targets, positions=None, divisor=divisor)
         with told_by(train.loss):
             found.append((loss.detach(), *torch.autograd.grad(loss, hidden)))
@@ -91,7 +92,7 @@ def _write_source(spec: JobSpec, folder: Path) -> None:
     form = DataForm(vocab_size=spec.model.vocab_size)
     tokenizer = BYTES if form.vocab_size == NUM_BYTES else NO_TOKENIZER
     with writing_shards(folder, form, tokenizer=tokenizer, provenance=name) as writer, told_by(name):
-        for document in pkgutil.resolve_name(name)(**dict(spec.data.settings)):
+        for document in imported(name)(**dict(spec.data.settings)):
             tokens = np.frombuffer(document, np.uint8) if isinstance(document, bytes) else np.asarray(document)
             if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
                 what = f"{tokens.dtype} {list(tokens.shape)}"
@@ -128,12 +129,35 @@ def block_trial(spec: JobSpec) -> Trial:
     unused = [name for name, gradient in zip((*parameters, "its input"), by, strict=True) if gradient is None]
     if unused:
         raise PluginError(spec.model.block, f"does not use {unused[0]}, which would have no gradient")
+    _try_block(spec.with_values({"model.block_shapes": ()}))
     return Trial(
         block_shapes=tuple((name, tuple(each.shape)) for name, each in parameters.items()),
         block_flops=float(counter.get_total_flops()),
         block_values=sum(kept.values())
         - sum(kept.get(each.untyped_storage()._cdata, 0) for each in block.parameters()),
     )
+
+
+def _try_block(spec: JobSpec) -> None:
+    """Compute a job's own block of a few tokens, made anew each time. Raises PluginError when it breaks a rule."""
+    name, length = spec.model.block, min(spec.train.sequence_length, 8)
+    weights = initial_parameters("block.0", spec.model, seed=spec.job.seed)
+    hidden = _drawn((2, length, spec.model.hidden_size), 0)
+    later = hidden.clone()
+    later[:, length // 2 :] = _drawn((2, length - length // 2, spec.model.hidden_size), 1)
+    found = []
+    for seed, rows in enumerate((hidden, hidden, later)):
+        torch.manual_seed(seed)
+        block, leaf = build_layer("block.0", spec.model), rows.clone().requires_grad_()
+        block.load_state_dict({key: tensor.clone() for key, tensor in weights.items()}, assign=True)
+        with told_by(name):
+            output = block(leaf)
+            found.append((output.detach(), *torch.autograd.grad(output.square().sum(), (*block.parameters(), leaf))))
+    first, second, third = found
+    if not all(map(torch.equal, first, second)):
+        raise PluginError(name, "is not deterministic: it gives other bits a second time, perhaps by dropout")
+    if not torch.allclose(first[0][:, : length // 2], third[0][:, : length // 2], rtol=1e-4, atol=1e-5):
+        raise PluginError(name, "lets a token see those after it, which it is to predict")
 
 
 def optimizer_trial(spec: JobSpec, group: Group, optimizer: GroupSpec) -> tuple[KeptState, ...]:

@@ -25,7 +25,7 @@ import msgspec
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, PluginsSpec
 from headway.optim.spec import KeptState
-from headway.stages.plugin_names import PluginError, told_by
+from headway.stages.plugin_names import IMPORTED, PluginError, told_by
 
 MAX_WHEEL_BYTES: Final = 16 << 20
 IMPORT_S: Final = 30.0
@@ -151,7 +151,7 @@ def _tried(spec: JobSpec, source_folder: Path) -> Trial:
 
 
 def import_plugins(spec: JobSpec, folder: Path) -> None:
-    """Import what a job names from its wheel, and let `pkgutil.resolve_name` find it. folder: the wheel as data.
+    """Import what a job names from its wheel, as `imported` returns it. folder: the wheel as data.
 
     A process imports the plug-ins of one job in its life: another wheel could have modules of the same names. Raises
     PluginError: the wheel has another hash, the machine lacks a package, or the import fails or takes too long.
@@ -180,7 +180,7 @@ def import_plugins(spec: JobSpec, folder: Path) -> None:
                 raise PluginError(name, f"{what} ({key})") from error
             if not str(getattr(found, "__file__", "")).startswith(str(wheel)):
                 raise PluginError(name, "is another module of this machine, which goes before the wheel's; rename it")
-            pkgutil.resolve_name(name)
+            IMPORTED[name] = pkgutil.resolve_name(name)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from headway.stages.model.adapters import adapt
 from headway.stages.model.experts import Mixture
 from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.positions import DocumentRows, added_mask, query_scales, rotary_table
-from headway.stages.plugin_names import PluginError, told_by
+from headway.stages.plugin_names import PluginError, imported, told_by
 from headway.stages.spec import BLOCKS, ModelSpec, RopeSpec
 
 # Attention with a sink: one learned logit of each head takes part in the softmax, for a value of zero.
@@ -95,7 +95,7 @@ def _own_block(spec: ModelSpec) -> nn.Module:
     """Return the block of a plug-in, whose output is looked at. Raises PluginError."""
     name = spec.block
     with told_by(name), torch.device("meta"):
-        block = pkgutil.resolve_name(name)(spec, **dict(spec.block_settings))
+        block = imported(name)(spec, **dict(spec.block_settings))
         if not isinstance(block, nn.Module):
             raise PluginError(name, f"makes a {type(block).__name__}, which is no torch.nn.Module")
         if held := next((key for key, _ in block.named_buffers()), ""):

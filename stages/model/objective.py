@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.stages.model.adapters import without_adapters
 from headway.stages.model.decoder import Head, described, token_loss
 from headway.stages.model.positions import DocumentRows
-from headway.stages.plugin_names import PluginError, Settings, told_by
+from headway.stages.plugin_names import PluginError, Settings, imported, told_by
 from headway.stages.spec import LOSSES, TrainSpec
 
 # The loss of a microbatch, with the logits of a few rows at a time.
@@ -136,8 +136,7 @@ def _loss_of(name: str, settings: Settings) -> Loss:
     if name in LOSSES:
         own: Loss = pkgutil.resolve_name(LOSSES[name])
         return own
-    with told_by(name):
-        compute = partial(pkgutil.resolve_name(name), **dict(settings))
+    compute = partial(imported(name), **dict(settings))
 
     def loss_of(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None) -> Tensor:
         with told_by(name):

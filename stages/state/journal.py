@@ -28,7 +28,7 @@ _OPTIONAL = (_EVAL_LOSS, _GRADIENT_NORM)
 """Columns beside them, float64 [n], UNKNOWN where there is no value. One is left out where no row has a value."""
 _ALL_DTYPES = _DTYPES | dict.fromkeys(_OPTIONAL, np.float64)
 UNKNOWN = -1.0
-"""No loss or norm is below 0, and one of weights that have diverged may be NaN."""
+"""No norm is below 0, nor a loss, unless it is a plug-in's; one of weights that have diverged may be NaN."""
 _TALLY = "evaluation_tally"
 """What is left of evaluations whose rows were dropped, float64 [5]: the fields of EvaluationTally in their order."""
 _MIN_CAPACITY = 64

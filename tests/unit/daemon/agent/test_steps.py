@@ -6,13 +6,15 @@ import pytest
 
 from headway.daemon.agent.local_state import generations_seen, is_over
 from headway.daemon.agent.state_steps import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
-from headway.daemon.agent.steps import Delete
+from headway.daemon.agent.steps import Delete, GiveUp
 from headway.daemon.agent.steps_due import is_awaited, is_named
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LayerTime
 from headway.daemon.cluster.records import (
     Failure,
+    Phase,
+    PhaseRecord,
     PlanRecord,
     WorkerState,
     seen_key,
@@ -20,16 +22,14 @@ from headway.daemon.cluster.records import (
 from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.boundaries import copier, restorable
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, PluginsSpec
 from headway.daemon.plan.copy_places import possible_holders
-from headway.daemon.worker.goal import (
-    Start,
-)
+from headway.daemon.worker.goal import Action, Start
 from headway.daemon.worker.liveness import launched_s
 from headway.daemon.worker.neighbours import for_part
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.agent_scenarios import Scene
-from tests.rigs.agent_views import G1, LAYERS, held, job, node, node_record, plan, record, view_of, worker
+from tests.rigs.agent_views import G1, LAYERS, due, held, job, node, node_record, plan, record, view_of, worker
 from tests.rigs.simulated_cluster import small_spec
 
 
@@ -128,3 +128,18 @@ def test_sites_are_told_apart_whatever_is_in_their_names() -> None:
         return [each.name for each in possible_holders(spec, found.nodes)]
 
     assert (holders("a", "b"), holders("a, b")) == (["n0", "n1"], ["n2"])
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [((), GiveUp), (("any",), Action), (("1" * 64,), Action)])
+def test_a_node_imports_no_code_that_its_own_settings_do_not_allow(
+    allowed: tuple[str, ...], expected: type[object]
+) -> None:
+    """Whatever a leader has planned, and although the wheel lies there as the data of another job."""
+    view = job(next=plan(1, ("a", LAYERS)), phase=PhaseRecord(phase=Phase.PREPARING))
+    assert view.submission is not None
+    wheel = PluginsSpec(wheel="w.py", sha256="1" * 64, data=DataSpec(source="/w", sha256="sha-wheel"))
+    submission = replace(view.submission, spec=replace(view.submission.spec, plugins=wheel))
+    paths = {"sha-data": "/data", "sha-wheel": "/w"}
+    mine = node(worker(), data_paths=paths, allow_plugins=allowed)
+    (step,) = due(view_of(replace(view, submission=submission)), mine)
+    assert isinstance(step, expected), step

@@ -6,11 +6,14 @@ import pytest
 
 from headway.daemon.cluster.records import CheckpointRecord, SpecRecord
 from headway.daemon.decide.admission import harmless, why_no_checkpoint, why_refused
-from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
+from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PluginsSpec
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 
 GOOD = SpecRecord(spec=JobSpec(job=JobSection(name="demo")), uid="0123456789abcdef")
+
+OWN = replace(GOOD.spec, model=ModelSpec(block="unittest:main"))
+WHEEL = PluginsSpec(wheel="w.whl", sha256="1" * 64, data=DataSpec(source="/w", sha256="2" * 64))
 
 
 def _of(spec: JobSpec) -> SpecRecord:
@@ -34,6 +37,13 @@ def test_what_keeps_the_rules_goes_in_as_it_is() -> None:
         (_of(JobSpec(job=JobSection(name=".."))), "job.name: '..' is not 1 to 63"),
         (_of(JobSpec(job=JobSection(name="a\x1b[2J"))), "job.name: 'a\\x1b[2J' is not 1 to 63"),
         (_of(JobSpec(job=JobSection(name="other"))), "job.name: 'other' lies under the name 'demo'"),
+        (_of(replace(OWN, plugins=PluginsSpec(wheel="w.whl"))), "plugins: the wheel has no hash"),
+        (_of(replace(OWN, plugins=WHEEL)), "plugins: the block's parameters were not counted"),
+        (
+            _of(replace(OWN, plugins=WHEEL, model=replace(OWN.model, block_shapes=(("w", (0, 2**40)),)))),
+            "plugins: a parameter has an impossible shape",
+        ),
+        (_of(replace(OWN, plugins=WHEEL, data=DataSpec(source="m:f"))), "plugins: the source of data has not run"),
         (replace(GOOD, uid="../../x"), "uid: '../../x' cannot be a folder's name"),
         (replace(GOOD, submitted_by="a" * 10_000), "submitted_by: has more than 512 characters"),
         (replace(GOOD, submitted_by="a\x1b[2J@host"), "submitted_by: 'a\\x1b[2J@host' has a character that cannot be"),

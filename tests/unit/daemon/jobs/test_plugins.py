@@ -18,6 +18,7 @@ from headway.daemon.jobs.plugins import import_plugins, with_plugins
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.optim.spec import OptimSpec
 from headway.stages.data.shard_index import read_index
+from headway.stages.model.decoder import build_layer
 from headway.stages.plugin_names import PluginError
 
 JOB = """
@@ -87,6 +88,14 @@ PARTS_FAULTS = {
     "large": ("source", "yield [1, 256]", "yields a token outside the vocabulary of 256"),
     "endless": ("source", "while True: yield b'ab'", "yields more than 64 tokens"),
     "breaks": ("source", "yield b'ab'; yield 1 / 0", "ZeroDivisionError: division by zero (breaks.py:2)"),
+    "drops": ("block", ("self.drop = torch.nn.Dropout(0.5)", "return self.drop(" + ANSWER[7:] + ")"), "not determin"),
+    "counts": (
+        "block",
+        ("self.calls = Own.calls = getattr(Own, 'calls', 0) + 1", ANSWER + " * self.calls"),
+        "is not deterministic: it gives other bits a second time",
+    ),
+    "foresees": ("block", ("", ANSWER + " + hidden.mean(1, keepdim=True)"), "lets a token see those after it"),
+    "leaves": ("block", ("", "raise SystemExit(1)"), "SystemExit: 1 (leaves.py:9)"),
     "values": ("block", ("", "return hidden * hidden.sum().item()"), "(values.py:9)"),
 }
 
@@ -161,6 +170,15 @@ def test_the_plan_counts_what_the_block_computes_and_keeps(tmp_path: Path) -> No
     again = layer_costs(spec, "block")[1]
     assert again.activation_bytes == 4 * tokens * 16
     assert again.backward_flops == block.backward_flops + block.forward_flops
+
+
+def test_nothing_runs_that_was_not_imported_from_a_wheel(tmp_path: Path) -> None:
+    """A record that names installed code and no hash of a wheel gets nothing called, whoever has written it."""
+    spec = of_kind(tmp_path, "unittest", "block", ("", ANSWER))
+    spec = replace(spec, model=replace(spec.model, block="unittest:main"), plugins=PluginsSpec(wheel="x.whl"))
+    import_plugins(spec, tmp_path)
+    with pytest.raises(PluginError, match="plug-in unittest:main: is not imported here"):
+        build_layer("block.0", spec.model)
 
 
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
