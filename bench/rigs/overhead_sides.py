@@ -129,7 +129,8 @@ class Pipeline:
         if done.phase.phase is not Phase.FINISHED:
             raise RuntimeError(f"{done.phase.reason}\n{done.phase.error}")
         node = next(iter((await self._session.view()).nodes.values()))
-        entries = [entry.seconds async for entry in self._client.journal(node.endpoint, name, from_batch=0)]
+        rows = self._client.journal(node.endpoint, name)
+        entries = [seconds async for columns in rows for seconds in columns.seconds]
         await remove(self._session, name)
         return entries[NUM_WARMUP_BATCHES:]
 

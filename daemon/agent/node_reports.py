@@ -155,6 +155,7 @@ class ProgressReports:
             tokens_per_second=sum(entry.tokens for entry in entries) / seconds if seconds > 0 else 0.0,
             recent=tuple((entry.batch, entry.loss) for entry in entries),
             evaluations=_evaluations(entries, view.progress),
+            gradient_norm=newest.gradient_norm,
             updated_at=time.time(),
         )
         plan_key = Keys.of(job, "plan")

@@ -90,6 +90,8 @@ class ProgressRecord:
     """(batch, loss) since the last record, at most 256; provisional until a boundary is written."""
     evaluations: tuple[tuple[int, float], ...] = ()
     """(batch, loss on held-out text) since the last record, at most 256, or else the last one before."""
+    gradient_norm: float | None = None
+    """Of `batch`, before clipping; None: of an earlier release."""
     updated_at: float = 0.0
 
 

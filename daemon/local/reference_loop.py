@@ -52,6 +52,8 @@ class BatchResult:
     seconds: float
     eval_loss: float | None = None
     """Mean over the evaluation's held-out microbatches; None: the batch begins without one."""
+    gradient_norm: float
+    """Of the batch's gradient, before clipping."""
 
 
 def reference(
@@ -106,9 +108,17 @@ def reference(
             tally = rule.judge(tally, b, eval_loss)
             end = tally.end or train.batches
         losses, group_sums = _gradients(job, model, versions.parameters[version], tokens, b, cuts, device)
-        versions.step(b, group_sums)
-        loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
-        on_batch(BatchResult(batch=b, loss=loss, tokens=train.tokens_per_batch, seconds=seconds, eval_loss=eval_loss))
+        norm = versions.step(b, group_sums)
+        on_batch(
+            BatchResult(
+                batch=b,
+                loss=_fold(losses) / train.microbatches,
+                tokens=train.tokens_per_batch,
+                seconds=perf_counter() - started,
+                eval_loss=eval_loss,
+                gradient_norm=norm,
+            )
+        )
     return versions.weights(end)
 
 
@@ -127,8 +137,8 @@ class _Versions:
         self.parameters = [[each for layer in trained.values() for each in layer.values()] for trained in self._sets]
 
     @torch.no_grad()
-    def step(self, b: int, group_sums: list[list[Tensor]]) -> None:
-        """Make W_{b+1} of W_b and the gradients of batch b. The sums are used up."""
+    def step(self, b: int, group_sums: list[list[Tensor]]) -> float:
+        """Make W_{b+1} of W_b and the gradients of batch b; return their norm. The sums are used up."""
         job, train = self._job, self._job.train
         if job.model.trains_tie:
             _tie(group_sums)
@@ -138,8 +148,11 @@ class _Versions:
         torch._foreach_mul_(summed, 1 / train.microbatches)
         numbered = iter(summed)
         gradient = {name: {parameter: next(numbered) for parameter in self._master[name]} for name in job.layers}
+        norm = _norm(gradient, is_tied=job.model.trains_tie)
         if train.clip_norm > 0:
-            _clip(gradient, train.clip_norm, is_tied=job.model.trains_tie)
+            coefficient = min(1.0, train.clip_norm / (norm + 1e-6))
+            for tensor in summed:
+                tensor.mul_(coefficient)
         current, target = self._sets[b % 2], self._sets[(b + 1) % 2]
         for name, optimizer in self._optimizers.items():
             if self._dtype == torch.float32:
@@ -149,6 +162,7 @@ class _Versions:
             optimizer.step(b, current=master, target=master, gradients=gradient[name])
             for parameter, tensor in master.items():
                 target[name][parameter].copy_(tensor)
+        return norm
 
     def weights(self, boundary: int) -> Weights:
         """Return W_boundary, the newest version, in fp32."""
@@ -267,9 +281,9 @@ def _tie(group_sums: list[list[Tensor]]) -> None:
         sums[-1] = sums[0].clone()
 
 
-def _clip(gradient: Weights, clip_norm: float, *, is_tied: bool) -> None:
-    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the
-    embedding, and a router's bias not at all.
+def _norm(gradient: Weights, *, is_tied: bool) -> float:
+    """Return the norm of the whole model's gradient. A tied matrix counts at the embedding, and a router's bias not
+    at all.
     """
     squares = []
     for name, layer in reversed(gradient.items()):
@@ -281,10 +295,7 @@ def _clip(gradient: Weights, clip_norm: float, *, is_tied: bool) -> None:
         )
         of_parameters = [layer[parameter].double().square().sum() for parameter in counted]
         squares.append(_fold(torch.stack(of_parameters).tolist()) if of_parameters else 0.0)
-    coefficient = min(1.0, clip_norm / (math.sqrt(_fold(squares)) + 1e-6))
-    for layer in gradient.values():
-        for tensor in layer.values():
-            tensor.mul_(coefficient)
+    return math.sqrt(_fold(squares))
 
 
 def _fold(numbers: list[float]) -> float:

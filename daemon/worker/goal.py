@@ -247,6 +247,7 @@ class BatchDone:
     tokens: int
     seconds: float
     eval_loss: float | None = None
+    gradient_norm: float | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

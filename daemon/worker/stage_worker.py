@@ -526,7 +526,12 @@ class StageWorker:
 
     def _on_batch(self, row: JournalRow) -> None:
         batch = BatchDone(
-            batch=row.batch, loss=row.loss, tokens=row.tokens, seconds=row.seconds, eval_loss=row.eval_loss
+            batch=row.batch,
+            loss=row.loss,
+            tokens=row.tokens,
+            seconds=row.seconds,
+            eval_loss=row.eval_loss,
+            gradient_norm=row.gradient_norm,
         )
         self._send(Progress(self._actual.job, self._actual.generation, batch))
 

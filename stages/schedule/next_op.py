@@ -100,4 +100,6 @@ def awaited(state: ScheduleState) -> Awaited:
             return Awaited.CLIP_TOTAL
         is_short = state.schedule.shares_update and state.shares_below <= state.version
         return Awaited.SHARES if is_short else Awaited.LOSSES
-    return Awaited.JUDGEMENT if min(batch - state.lag + 1, state.stop) > state.first_unjudged else Awaited.INPUT
+    if min(batch - state.lag + 1, state.stop) > state.first_unjudged:
+        return Awaited.JUDGEMENT
+    return Awaited.CLIP_TOTAL if state.version >= state.stop > state.totals_below else Awaited.INPUT

@@ -62,7 +62,7 @@ class ScheduleState:
         self.reduced_below = schedule.first_batch
         """Batches below this have the sums of all groups."""
         self.totals_below = schedule.first_batch
-        """Batches below this have known clip totals."""
+        """Batches below this have known totals of squares. Updates wait for them only if the job clips."""
         self.own_shares_below = schedule.first_batch
         """Batches below this have the own share of their update."""
         self.shares_below = schedule.first_batch
@@ -78,10 +78,10 @@ class ScheduleState:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the stop boundary is reached: its last update applied, nothing in flight, and all evaluations
-        before it judged.
+        """Return whether the stop boundary is reached: its last update applied, nothing in flight, all evaluations
+        before it judged, and all norms known.
         """
-        return self.version >= self.stop <= self.first_unjudged and self.in_flight == 0
+        return self.version >= self.stop <= min(self.first_unjudged, self.totals_below) and self.in_flight == 0
 
     @property
     def is_empty(self) -> bool:
@@ -208,7 +208,7 @@ class ScheduleState:
         A replica that does not lead may receive it before its own last slice of the gradient.
         """
         contributed_below = self.reduced_below if self.schedule.is_lead else self.backwards.batch
-        return self.schedule.has_clip and batch == self.totals_below < contributed_below
+        return batch == self.totals_below < contributed_below
 
     def expects_judgement(self, batch: int) -> bool:
         """Return whether a judgement is new, and of an evaluation in which this stage has done its part."""

@@ -234,7 +234,7 @@ class Pipeline:
             case Backward(batch, _):
                 version = weight_version(batch, state.schedule.delay)
                 is_last = state.backwards.num_done + 1 == len(state.schedule.held_microbatches)
-                seconds = times.backward + (times.clip if is_last and state.schedule.has_clip else 0.0)
+                seconds = times.backward + (times.clip if is_last else 0.0)
             case Orthogonalize():
                 seconds = times.share
             case Update():
@@ -292,7 +292,7 @@ class Pipeline:
         """All slices are there. A lead has its squares now; those of the stages downstream may be there already."""
         state = self.states[worker]
         state.groups_reduced(batch)
-        if state.schedule.is_lead and state.schedule.has_clip:
+        if state.schedule.is_lead:
             self._add_squares(worker, batch)
 
     def _add_squares(self, lead: int, batch: int) -> None:

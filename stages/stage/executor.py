@@ -66,10 +66,12 @@ class Executor:
         self._upstream, self._downstream = map(context.by_microbatch, (links.upstream, links.downstream))
         self._siblings = Siblings(context, layers, links.siblings) if context.has_replicas else None
         self._losses = BatchLosses()
-        self._rows = JournalWriter(journal, context, self._row_done) if journal is not None else None
+        self._rows = None
+        if journal is not None:
+            self._rows = JournalWriter(journal, context, on_judged=self._losses_known, on_batch=self._row_done)
         self.state.awaits_losses = self._rows is not None
         run = StageRun(context, self.state, links, self._siblings, device, self.events)
-        self._norm = NormRelay(run, layers)
+        self._norm = NormRelay(run, layers, self._norm_known)
         self._gradients = BatchGradients(run, self._norm)
         self._end = EndRelay(run)
         self._reception = FrameReception(
@@ -276,11 +278,18 @@ class Executor:
         elif self._siblings is not None:
             self._siblings.send_losses(batch, losses)
 
+    def _losses_known(self, batch: int) -> None:
+        """An evaluation among them decides about the job's end without waiting for the norm."""
+        if self._rows is not None and self.state.expects_judgement(batch):
+            self._end.judged(batch, self._rows.tally)
+
+    def _norm_known(self, batch: int, norm: float) -> None:
+        if self._rows is not None:
+            self._rows.add_norm(batch, norm)
+
     def _row_done(self, row: JournalRow) -> None:
-        """All losses of a batch are known, so that its update may run."""
+        """A batch's row is whole, so that its update may run."""
         self.state.losses_known(row.batch)
-        if self._rows is not None and self.state.expects_judgement(row.batch):
-            self._end.judged(row.batch, self._rows.tally)
         self.observer.batch_done(row)
 
     def _orthogonalize(self, batch: int) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -46,13 +47,28 @@ class BatchLosses:
 
 
 class JournalWriter:
-    """Appends a row as soon as all losses of the next batch are known, from any replica."""
+    """Appends a row as soon as all losses of the next batch are known, from any replica. It is whole with the norm."""
 
-    def __init__(self, journal: Journal, context: StageContext, on_batch: Callable[[JournalRow], None]) -> None:
-        """on_batch: is told of each row. Rows from the context's boundary on are cut off by `begin`."""
+    def __init__(
+        self,
+        journal: Journal,
+        context: StageContext,
+        *,
+        on_judged: Callable[[int], None],
+        on_batch: Callable[[JournalRow], None],
+    ) -> None:
+        """on_judged: is told of each batch whose losses are known; on_batch: of each row that is whole, in order.
+
+        Rows from the context's boundary on are cut off by `begin`.
+        """
         self._journal = journal
         self._context = context
+        self._on_judged = on_judged
         self._on_batch = on_batch
+        self._rows: dict[int, JournalRow] = {}
+        """By batch: rows that are in the journal without a norm."""
+        self._norms: dict[int, float] = {}
+        """By batch: norms whose row is not in the journal yet."""
         self._known: dict[int, dict[int, float]] = {}
         self._next_batch = int(context.boundary)
         self._batch_ended = 0.0
@@ -63,7 +79,7 @@ class JournalWriter:
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half known."""
-        return not self._known
+        return not (self._known or self._rows or self._norms)
 
     def begin(self) -> None:
         """Begin the run."""
@@ -87,6 +103,18 @@ class JournalWriter:
         self._append(self._next_batch, [of_next[i] for i in range(len(of_next))])
         self._next_batch += 1
 
+    def add_norm(self, batch: int, norm: float) -> None:
+        """Add the norm of a batch's gradient, before or after its losses."""
+        self._norms[batch] = norm
+        self._tell_whole(batch)
+
+    def _tell_whole(self, batch: int) -> None:
+        """Complete a batch's row once its losses and its norm are known."""
+        if batch in self._rows and batch in self._norms:
+            row = replace(self._rows.pop(batch), gradient_norm=self._norms.pop(batch))
+            self._journal.complete(row)
+            self._on_batch(row)
+
     def _append(self, batch: int, all_losses: Sequence[float]) -> None:
         losses = all_losses[: self._context.train.microbatches]
         held_out = all_losses[len(losses) :]
@@ -106,4 +134,6 @@ class JournalWriter:
         self._journal.append(row)
         if self._rule is not None and row.eval_loss is not None:
             self.tally = self._rule.judge(self.tally, row.batch, row.eval_loss)
-        self._on_batch(row)
+        self._on_judged(batch)
+        self._rows[batch] = row
+        self._tell_whole(batch)

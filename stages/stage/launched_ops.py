@@ -31,7 +31,7 @@ class StageObserver(Protocol):
         ...
 
     def batch_done(self, row: JournalRow) -> None:
-        """All losses of a batch are known. Only the worker that writes the journal hears of it."""
+        """A batch's row is whole. Only the worker that writes the journal hears of it."""
         ...
 
 

@@ -7,7 +7,7 @@ lead tells its siblings.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -70,9 +70,11 @@ class StageRun:
 
 
 class NormRelay:
-    """Tells the schedule's state when a batch's total is known. Does nothing in a job without clipping."""
+    """Tells the schedule's state when a batch's total is known. Without clipping, only the journal waits for it."""
 
-    def __init__(self, run: StageRun, layers: Sequence[LayerState]) -> None:
+    def __init__(self, run: StageRun, layers: Sequence[LayerState], on_norm: Callable[[int, float], None]) -> None:
+        """on_norm: is told of each batch's norm, in order."""
+        self._on_norm = on_norm
         self._events = run.events
         self._context = run.context
         self._layers = layers
@@ -94,7 +96,7 @@ class NormRelay:
     def expects_squares(self, batch: int) -> bool:
         """Return whether squares from downstream would be the first for their batch, and this worker adds to them."""
         is_next = batch >= self._state.totals_below and batch not in self._downstream
-        return self._schedule.has_clip and self._schedule.is_lead and not self._schedule.is_last and is_next
+        return self._schedule.is_lead and not self._schedule.is_last and is_next
 
     def expects_total(self, batch: int) -> bool:
         """Return whether a total would be the next one, and another worker adds it up."""
@@ -103,7 +105,7 @@ class NormRelay:
 
     def reduced(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """The stage's gradient of a batch is known. Its squares come to the host once, for all layers."""
-        if not (self._schedule.has_clip and self._schedule.is_lead):
+        if not self._schedule.is_lead:
             return
         by_layer = [
             counted_once(layer.name, of_layer, self._context.model)
@@ -126,8 +128,10 @@ class NormRelay:
 
     def total_arrived(self, batch: int, total: float) -> None:
         """The whole model's. A lead passes it on."""
-        self._totals[batch] = total
+        if self._schedule.has_clip:
+            self._totals[batch] = total
         self._state.clip_total_known(batch)
+        self._on_norm(batch, math.sqrt(total))
         if not self._schedule.is_lead:
             return
         frame = self._context.frame(FrameKind.NORM_TOTAL, batch, 0, torch.tensor(total, dtype=torch.float64))

@@ -149,6 +149,12 @@ class Journal:
             self._columns[name][self._length] = UNKNOWN if number is None else number
         self._length += 1
 
+    def complete(self, row: JournalRow) -> None:
+        """Set the gradient's norm of a row that was appended without it."""
+        place = row.batch - int(self._columns["batch"][0])
+        assert 0 <= place < self._length, f"batch {row.batch} is not in the journal"
+        self._columns[_GRADIENT_NORM][place] = UNKNOWN if row.gradient_norm is None else row.gradient_norm
+
     def truncate(self, boundary: Boundary) -> None:
         """Cut to the batches below a boundary."""
         self._length = self._length_below(boundary)

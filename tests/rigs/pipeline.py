@@ -480,10 +480,12 @@ def oracle(job: JobSpec) -> tuple[list[float], Weights]:
 
 
 def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) -> None:
-    """Every loss and every weight, to the bit."""
+    """Every loss, every norm and every weight, to the bit."""
     losses, weights = oracle(job)
+    results = oracle_results(job)[0]
     assert [row.loss for row in journal.rows] == losses
-    assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in oracle_results(job)[0]]
+    assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in results]
+    assert [row.gradient_norm for row in journal.rows] == [result.gradient_norm for result in results]
     assert weights.keys() == layers.keys()
     for name, layer in layers.items():
         for parameter, tensor in weights[name].items():

@@ -11,14 +11,14 @@ def clipped(gradient: Weights, *, clip_norm: float, is_tied: bool) -> Weights:
     """The gradient, scaled down to a norm of at most clip_norm; 0 leaves it alone. is_tied: two copies count once."""
     if clip_norm <= 0:
         return gradient
-    coefficient = torch.tensor(min(1.0, clip_norm / (_norm(gradient, is_tied=is_tied) + 1e-6)), dtype=torch.float32)
+    coefficient = torch.tensor(min(1.0, clip_norm / (norm(gradient, is_tied=is_tied) + 1e-6)), dtype=torch.float32)
     return {
         layer: {name: tensor * coefficient for name, tensor in parameters.items()}
         for layer, parameters in gradient.items()
     }
 
 
-def _norm(gradient: Weights, *, is_tied: bool) -> float:
+def norm(gradient: Weights, *, is_tied: bool) -> float:
     """Layers from the last to the first, each the fold of its parameters by name. Plain `+`: `sum` compensates."""
     total = None
     for layer in reversed(list(gradient)):

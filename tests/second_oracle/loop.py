@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tests.second_oracle.clipping import clipped
+from tests.second_oracle.clipping import clipped, norm
 from tests.second_oracle.decoder import normed_output
 from tests.second_oracle.dropout import kept_inputs
 from tests.second_oracle.experts import Routed
@@ -30,6 +30,8 @@ class Trained:
     weights: Weights
     evaluations: dict[int, float]
     """Loss on held-out text by the batch that begins with it."""
+    norms: list[float]
+    """Of each batch's gradient, before clipping."""
 
 
 def train(
@@ -48,7 +50,7 @@ def train(
         base = through_codes(base, job.adapter.quantize)
     versions = {0: initial_adapters(job.model, job.adapter, seed=job.seed) if job.adapter.rank else base}
     update = Update(job, versions[0])
-    losses, evaluations = [], {}
+    losses, evaluations, norms = [], {}, []
     best, num_failed, end = math.inf, 0, settings.batches
     for b in range(settings.batches):
         if b == end:
@@ -68,9 +70,10 @@ def train(
         if is_tied:
             tied = mean_tied_gradient([each for _, each in done], num_groups=settings.reduction_groups)
             gradient["embed"]["weight"] = gradient["head"]["lm_head.weight"] = tied
+        norms.append(norm(gradient, is_tied=is_tied))
         versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm, is_tied=is_tied))
         versions.pop(b - delay, None)
-    return Trained(losses=losses, weights=versions[end], evaluations=evaluations)
+    return Trained(losses=losses, weights=versions[end], evaluations=evaluations, norms=norms)
 
 
 def evaluation(job: Job, held_out: Sequence[Stream], weights: Weights, base: Weights) -> float:

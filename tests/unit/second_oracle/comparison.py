@@ -13,9 +13,9 @@ from tests.second_oracle.job import read_job
 from tests.second_oracle.loop import train
 from tests.second_oracle.token_windows import read_stream
 
-Losses = list[tuple[float, float | None]]
-"""Of each batch, and of the evaluation that comes with it."""
-Bits = tuple[tuple[tuple[float, float | None], ...], tuple[tuple[str, bytes], ...]]
+Losses = list[tuple[float, float | None, float | None]]
+"""Of each batch, and of the evaluation that comes with it; then the norm of its gradient."""
+Bits = tuple[tuple[tuple[float, float | None, float | None], ...], tuple[tuple[str, bytes], ...]]
 """The losses of all batches, and each parameter of W_B by name."""
 
 
@@ -35,7 +35,8 @@ def by_second_oracle(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> 
     held_out = [read_stream(each, "validation") for each in data] if has_held_out else []
     streams = [read_stream(each) for each in data]
     done = train(read_job(text), streams, coded_cuts=coded_cuts, held_out=held_out)
-    return bits([(loss, done.evaluations.get(b)) for b, loss in enumerate(done.losses)], done.weights)
+    numbered = enumerate(zip(done.losses, done.norms, strict=True))
+    return bits([(loss, done.evaluations.get(b), norm) for b, (loss, norm) in numbered], done.weights)
 
 
 def by_reference(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits:
@@ -43,7 +44,7 @@ def by_reference(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits
     losses: Losses = []
 
     def told(result: BatchResult) -> None:
-        losses.append((result.loss, result.eval_loss))
+        losses.append((result.loss, result.eval_loss, result.gradient_norm))
 
     job = parse_job(text)
     tokens = open_tokens(data, [""] * len(data), job.data.weights)
@@ -59,12 +60,12 @@ def by_pipeline(text: str, *data: Path, num_stages: int) -> Bits:
     pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=tokens)
     assert set(pipeline.run()) == {job.train.batches}
     weights = {name: dict(layer.weights()) for name, layer in layers.items()}
-    return bits([(row.loss, row.eval_loss) for row in journal.rows], weights)
+    return bits([(row.loss, row.eval_loss, row.gradient_norm) for row in journal.rows], weights)
 
 
 def first_difference(found: Bits, expected: Bits) -> str:
     """Where two runs part, for people; empty if they have the same bits."""
     for b, (one, other) in enumerate(zip(found[0], expected[0], strict=True)):
         if one != other:
-            return f"loss of batch {b}: {one!r}, not {other!r}"
+            return f"loss or norm of batch {b}: {one!r}, not {other!r}"
     return ", ".join(name for (name, one), (_, other) in zip(found[1], expected[1], strict=True) if one != other)

@@ -98,6 +98,7 @@ def test_a_batch_waits_for_the_judgement_that_could_forbid_it() -> None:
     state.gradient_arrived(7, 0)
     state.backwarded(7, 0)
     state.groups_reduced(7)
+    state.clip_total_known(7)
     state.updated(7)
     assert awaited(state) is Awaited.JUDGEMENT
     assert state.expects_judgement(5)

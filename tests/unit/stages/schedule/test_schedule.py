@@ -28,6 +28,8 @@ def do(state: ScheduleState, op: Op) -> None:
         case Backward(batch, microbatch):
             if state.backwarded(batch, microbatch):
                 state.groups_reduced(batch)
+                if not state.schedule.has_clip:
+                    state.clip_total_known(batch)
         case Update(batch):
             state.updated(batch)
 
