@@ -27,7 +27,7 @@ from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, held_out_remark, resolve_job
 from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
@@ -302,6 +302,8 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
     checkpoint_folder.check_checkpoint_dir(resolved, job_file=draft.source, root=root, are_nodes_asked=are_nodes_asked)
     folder, where = resolved.fault.checkpoint_dir, f"{draft.source}:fault.checkpoint_dir"
     warnings = await checkpoint_folder.ask_about_folder(session, view, folder, where)
+    if remark := await asyncio.to_thread(held_out_remark, resolved, default_cache_dir()):
+        warnings.append(remark)
     if manifest is not None:
         await asyncio.to_thread(checkpoint_folder.check_files, manifest)
     else:

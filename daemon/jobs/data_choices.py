@@ -4,6 +4,7 @@ Of its data: targets, attention, epochs, held-out text, and whether sources agre
 rates, and what follows when a checkpoint lies at the schedule's end.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -86,7 +87,8 @@ def epoch_of(train: TrainSpec, batch: int) -> int | None:
 def with_held_out_of(
     train: TrainSpec, indices: Sequence["ShardIndex"], source: str, *, weights: Sequence[float] = (1.0,)
 ) -> TrainSpec:
-    """Return the settings with the number of held-out microbatches: as many as there are, and m at most.
+    """Return the settings with the number of held-out microbatches: as many as there are, and m at most. A single one
+    may repeat its rows.
 
     Raises ConfigError: there is no such text, or fewer microbatches of it than the job names.
     """
@@ -99,7 +101,7 @@ def with_held_out_of(
     of_each = [index.num_rows(train.sequence_length, of=index.validation) for index in indices]
     size = train.microbatch_size
     num_rows = of_each[0] if len(indices) == 1 else _rows_in_turn(of_each, weights, train.microbatches * size)
-    most = min(num_rows // size, train.microbatches)
+    most = min(max(num_rows // size, min(num_rows, 1)), train.microbatches)
     number = train.eval_microbatches or max(most, 1)
     if number > most:
         fix = f"set it to {most} or less" if most else "hold out more, or take fewer or shorter sequences"
@@ -109,6 +111,17 @@ def with_held_out_of(
             f"{source}:train.eval_microbatches",
         )
     return replace(train, eval_microbatches=number)
+
+
+def few_held_out(train: TrainSpec, index: "ShardIndex") -> str:
+    """Return that an evaluation repeats rows, and which share of the data would do; empty: it does not."""
+    length, size = train.sequence_length, train.microbatch_size
+    held_out, trained = index.num_rows(length, of=index.validation), index.num_rows(length)
+    if not train.eval_every or not 0 < held_out < size:
+        return ""
+    share = math.ceil(1000 * size / (held_out + trained)) / 1000
+    what = f"the validation split has {held_out} rows, and a microbatch {size}: each evaluation repeats rows"
+    return f"{what}; `headway data prepare --validation {share:g}` holds out enough" if share < 1 else what
 
 
 def _rows_in_turn(of_each: Sequence[int], weights: Sequence[float], most: int) -> int:

@@ -59,11 +59,11 @@ class TokenMixture(TokenShards):
         number, step = train.num_evaluated * train.microbatch_size, self.index.row_tokens or train.sequence_length
         rows = held_out_rows(self._weights, [source.num_rows(train) for source in self._sources])
         places = [self._offsets[source] + row * step for source, row in islice(rows, number)]
-        if len(places) < number:
+        if not places or len(places) < number > train.microbatch_size:
             raise DataError(
                 INDEX_NAME, f"the validation splits have {len(places)} rows in turn, and an evaluation takes {number}"
             )
-        return places
+        return [places[row % len(places)] for row in range(number)]
 
 
 def open_tokens(

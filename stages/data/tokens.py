@@ -194,7 +194,7 @@ class TokenShards:
         """Return a microbatch of an evaluation, in host memory: equal in each of them.
 
         The rows of the validation split follow each other, in a stream as windows that do not overlap. Raises
-        DataError: there is no such split, or it has too few rows.
+        DataError: there is no such split, or it has too few rows for several microbatches.
         """
         if self.validation is None:
             raise DataError(INDEX_NAME, NO_VALIDATION)
@@ -207,14 +207,15 @@ class TokenShards:
     def _places_in_turn(self, train: TrainSpec, microbatch: int) -> list[int]:
         """Return where the rows of an evaluation's microbatch begin."""
         size, num_rows = train.microbatch_size, self.num_rows(train)
-        if (needed := train.num_evaluated * size) > num_rows:
+        needed = train.num_evaluated * size
+        if not num_rows or num_rows < needed > size:
             raise DataError(
                 INDEX_NAME,
                 f"the validation split has {num_rows} rows of {train.sequence_length} tokens, and an evaluation takes "
                 f"{needed}: {train.num_evaluated} microbatches of {size}",
             )
         step = self.index.row_tokens or train.sequence_length
-        return [(microbatch * size + row) * step for row in range(size)]
+        return [(microbatch * size + row) % num_rows * step for row in range(size)]
 
     def num_rows(self, train: TrainSpec) -> int:
         """Return the number of rows that do not overlap: those of the data, or windows of a stream.

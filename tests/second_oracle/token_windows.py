@@ -62,8 +62,12 @@ def held_out_microbatch(streams: Sequence[Stream], train: Train, weights: list[f
     places = []
     for n in range(number * size):
         j = chosen_source(f"held-out/{n}", weights) if len(streams) > 1 else 0
-        places.append((streams[j], taken[j] * (streams[j].row_tokens or train.sequence_length)))
+        tokens, row_tokens = len(streams[j].tokens), streams[j].row_tokens
+        if taken[j] == (tokens // row_tokens if row_tokens else (tokens - 1) // train.sequence_length):
+            break  # a single microbatch repeats its rows
+        places.append((streams[j], taken[j] * (row_tokens or train.sequence_length)))
         taken[j] += 1
+    places = [places[n % len(places)] for n in range(number * size)]
     of_all = [places[k * size : (k + 1) * size] for k in range(number)]
     return rows_of(train, of_all[i], of_all)
 

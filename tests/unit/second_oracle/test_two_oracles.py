@@ -69,6 +69,15 @@ def test_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
     assert found == expected, first_difference(found, expected)
 
 
+def test_too_few_held_out_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
+    """Sixteen rows for a microbatch of nineteen, at one and at three stages → equal losses, repeated rows included."""
+    text = job_file('microbatches = 2\nloss_mask = "data"\neval_every = 2\neval_microbatches = 1')
+    text = text.replace("microbatch_size = 2", "microbatch_size = 19")
+    expected = by_second_oracle(text, packed)
+    for found in (by_reference(text, packed), *(by_pipeline(text, packed, num_stages=n) for n in (1, 3))):
+        assert found == expected, first_difference(found, expected)
+
+
 def test_epochs_of_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
     """Twenty rows, several epochs, another order in each → equal losses and weights."""
     text = job_file('data_order = "epochs"', batches=12)

@@ -219,6 +219,15 @@ def test_held_out_rows_follow_each_other(tmp_path: Path) -> None:
         too_short.held_out(train, 0)
 
 
+def test_a_microbatch_of_too_few_held_out_rows_repeats_them(tmp_path: Path) -> None:
+    """Three windows for a microbatch of five: the first two count twice. An empty split gives nothing to repeat."""
+    train = TrainSpec(microbatch_size=5, sequence_length=16, eval_every=1, eval_microbatches=1)
+    rows = with_validation(tmp_path / "data", 49).held_out(train, 0)
+    assert rows.inputs[:, 0].tolist() == [1000, 1016, 1032, 1000, 1016]
+    with pytest.raises(DataError, match="has 0 rows of 16 tokens"):
+        with_validation(tmp_path / "short", 16).held_out(train, 0)
+
+
 def test_held_out_rows_of_packed_data_have_a_divisor_of_their_own(tmp_path: Path) -> None:
     """17 tokens a row: every target of 4 rows counts, over 2 microbatches."""
     train = TrainSpec(microbatch_size=2, sequence_length=16, eval_every=1, eval_microbatches=2, loss_mask="data")

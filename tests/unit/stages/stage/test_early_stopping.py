@@ -138,7 +138,7 @@ def test_a_journal_without_a_rule_has_the_bytes_that_it_always_had() -> None:
     journal = Journal()
     Pipeline(job, initial_layers(job), journal, num_stages=1).run()
     journal.drop_below(Batch(3), StopRule.of(job.train))
-    assert sorted(journal.tensors()) == ["batch", "generation", "losses", "seconds", "tokens"]
+    assert sorted(journal.tensors()) == ["batch", "generation", "gradient_norm", "losses", "seconds", "tokens"]
 
 
 @pytest.mark.parametrize("changes", [{"shape": 4}, {"dtype": "float32"}])
