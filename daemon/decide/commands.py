@@ -217,6 +217,7 @@ def _event(situation: JobSituation, to: Phase, text: str, generation: int, plan:
         generation=generation,
         is_failure=to is Phase.RECOVERING,
         plan=plan.outline(situation.spec.layers) if plan is not None else None,
+        goodput_s={kind: round(spent, 1) for kind, spent in situation.job.spent_s.items()},
     )
     return encode(record)
 

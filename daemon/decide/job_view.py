@@ -1,6 +1,6 @@
 """Folds the records below `jobs/<name>/` into one value. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import devices
 from headway.daemon.plan.rebalance import Promises
 
+WAITING: Final = "waiting:"
+"""Begins the class of seconds in which a worker waits for a peer, which the rest names."""
 MOST_READINGS: Final = 3
 """Number of reads that count of one node in one phase: one of a copy that proves damaged, one of its replacement."""
 
@@ -139,6 +141,23 @@ class JobView:
     """Time at which a record of files was last seen to change, while the job stops."""
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
     """Time at which the first worker of a generation was seen to have failed."""
+
+    @property
+    def newest_goodput(self) -> Sequence[GoodputRecord]:
+        """Return the newest record of each worker process: its seconds go on from plan to plan."""
+        return tuple({record.incarnation: record for _, record in sorted(self.goodput.items())}.values())
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Return the seconds by class of all workers that are alive, or that died while their daemon lived; waiting for
+        a peer is one class, for all peers.
+        """
+        totals: dict[str, float] = {}
+        for record in self.newest_goodput:
+            for kind, value in record.seconds.items():
+                merged = "waiting" if kind.startswith(WAITING) else kind
+                totals[merged] = totals.get(merged, 0.0) + value
+        return totals
 
     @property
     def spec(self) -> JobSpec | None:

@@ -25,13 +25,12 @@ from headway.daemon.base.activities import Activities
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.records import PROTOCOL_VERSION, TERMINAL_PHASES
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.job_view import WAITING, JobView
 from headway.daemon.decide.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.decide.usage import MAX_USERS
 from headway.daemon.decide.waiting import is_queued
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.node.service import NodeDesk
-from headway.daemon.reports.goodput_report import WAITING
 from headway.daemon.reports.job_report import JobReport, reports_in
 from headway.daemon.reports.metrics_file import rates
 

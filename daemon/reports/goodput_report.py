@@ -5,13 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.cluster.measurements import GoodputRecord
-from headway.daemon.cluster.records import PlanRecord
-from headway.daemon.decide.job_view import JobView
+from headway.daemon.cluster.records import EventRecord, PlanRecord
+from headway.daemon.decide.job_view import WAITING, JobView
 from headway.daemon.plan.cluster_plan import worker_name
 
 USEFUL: Final = "useful"
-WAITING: Final = "waiting:"
 LEAST_SHARE: Final = 0.05
 """A smaller share of the recent time is not reported."""
 
@@ -60,14 +58,7 @@ class GoodputReport:
 
 def report_goodput(job: JobView) -> GoodputReport:
     """Return the report of a job; each worker counts once, with its newest record."""
-    newest: dict[str, GoodputRecord] = {}
-    for _, record in sorted(job.goodput.items()):
-        newest[record.incarnation] = record
-    totals: dict[str, float] = {}
-    for record in newest.values():
-        for kind, value in record.seconds.items():
-            merged = "waiting" if kind.startswith(WAITING) else kind
-            totals[merged] = totals.get(merged, 0.0) + value
+    newest, totals = job.newest_goodput, job.spent_s
     spent = sum(totals.values())
     stages = tuple(_stages(job))
     return GoodputReport(
@@ -75,9 +66,29 @@ def report_goodput(job: JobView) -> GoodputReport:
         seconds=dict(sorted(totals.items(), key=lambda entry: -entry[1])),
         stages=stages,
         why_slow=_why_slow(job, stages),
-        num_replayed=max((record.num_replayed for record in newest.values()), default=0),
-        num_resumed=sum(record.num_resumed for record in newest.values()),
+        num_replayed=max((record.num_replayed for record in newest), default=0),
+        num_resumed=sum(record.num_resumed for record in newest),
     )
+
+
+def goodput_of_plans(job: JobView) -> dict[int, dict[str, float]]:
+    """Return the seconds by class of each plan that was in force, by its generation: what was added between the events
+    from its beginning to its end.
+
+    A machine that goes takes along what it added since the last event.
+    """
+    found: dict[int, dict[str, float]] = {}
+    before: dict[str, float] = {}
+    number = 0
+    ends = EventRecord(at=0.0, text="", generation=0, goodput_s=job.spent_s)
+    for event in (*(job.events[number] for number in sorted(job.events)), ends):
+        for kind, spent in event.goodput_s.items():
+            if number and (more := spent - before.get(kind, 0.0)) > 0:
+                of_plan = found.setdefault(number, {})
+                of_plan[kind] = of_plan.get(kind, 0.0) + more
+        before = event.goodput_s or before
+        number = event.generation if event.plan is not None else number
+    return found
 
 
 def goodput_line(report: GoodputReport) -> str:

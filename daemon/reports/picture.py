@@ -18,6 +18,7 @@ from headway.daemon.cluster.records import EventRecord, NodeRecord, PlanOutline
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.changed_keys import job_text, values_of
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.reports.goodput_report import goodput_of_plans
 from headway.daemon.reports.job_report import JobReport, report_job
 from headway.daemon.reports.metrics_file import HistoryRow
 from headway.daemon.reports.pipeline_picture import MeasuredPipeline, kind_of
@@ -205,7 +206,7 @@ def picture_of(
     records = [job.events[number] for number in sorted(job.events)]
     num_done = max(rows[-1].batch + 1 if rows else 0, (report.batch if report.batch is not None else -1) + 1)
     devices: dict[str, int] = {}
-    generations = _generations(records, rows, spec, devices, num_done)
+    generations = _generations(records, rows, spec, devices, num_done, goodput_of_plans(job))
     return Picture(
         job=job.name,
         phase=report.phase,
@@ -276,6 +277,7 @@ def _generations(
     spec: JobSpec,
     devices: dict[str, int],
     num_done: int,
+    goodput: Mapping[int, dict[str, float]],
 ) -> list[Generation]:
     """Return the plans in the order in which they were in force; devices: gets the index of each."""
     told: dict[int, Generation] = {}
@@ -304,7 +306,10 @@ def _generations(
             told[row.generation] = Generation(number=row.generation, first=row.batch, end=num_done)
     ordered = [told[number] for number in sorted(told)]
     ends = [following.first for following in ordered[1:]] + [num_done]
-    spans = [msgspec.structs.replace(each, end=end) for each, end in zip(ordered, ends, strict=True)]
+    spans = [
+        msgspec.structs.replace(each, end=end, goodput_s=goodput.get(each.number, {}))
+        for each, end in zip(ordered, ends, strict=True)
+    ]
     return _with_stages(spans, outlines, devices)
 
 

@@ -174,3 +174,18 @@ def test_a_million_batches_on_a_thousand_nodes_stay_below_a_megabyte(crowded: by
 def test_a_name_is_the_default(tmp_path: Path) -> None:
     """The shortest job has one line."""
     assert job_text(JobSpec(job=JobSection(name="first"))) == 'job.name = "first"\n'
+
+
+def test_each_plan_has_the_seconds_that_were_spent_while_it_was_in_force() -> None:
+    """Counters grow from event to event; with a machine that is lost its own go, and nothing becomes less."""
+    job = job_view(1000)
+    spent = [{}, {"useful": 25.0}, {"useful": 27.0, "recovery": 1.0}, {"useful": 50.0, "recovery": 1.0}]
+    spent += [{"useful": 30.0, "recovery": 2.0}, {"useful": 55.0, "recovery": 2.0, "bubble": 3.0}]
+    events = [replace(job.events[number], goodput_s=each) for number, each in enumerate(spent)]
+    found = picture_of(replace(job, events=dict(enumerate(events))), {}, rows(1000), now_s=0.0).generations
+    assert [each.goodput_s for each in found] == [
+        {"useful": 27.0, "recovery": 1.0},
+        {"useful": 23.0, "recovery": 1.0},
+        {"useful": 25.0, "bubble": 3.0},
+        {},
+    ]
