@@ -282,7 +282,8 @@ class Submitted:
         filled_in = what_was_filled_in(self.draft.spec, self.spec)
         remarks = [f"the job leaves some keys to the cards: {filled_in}"] if filled_in else []
         remarks += [f"{self.spec.job.name} is unprotected: {self.unprotected}"] if self.unprotected else []
-        return remarks + self.warnings
+        held_out = held_out_remark(self.spec, default_cache_dir())
+        return [*remarks, *([held_out] if held_out else []), *self.warnings]
 
 
 async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Callable[[str], None]) -> Submitted:
@@ -302,8 +303,6 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
     checkpoint_folder.check_checkpoint_dir(resolved, job_file=draft.source, root=root, are_nodes_asked=are_nodes_asked)
     folder, where = resolved.fault.checkpoint_dir, f"{draft.source}:fault.checkpoint_dir"
     warnings = await checkpoint_folder.ask_about_folder(session, view, folder, where)
-    if remark := await asyncio.to_thread(held_out_remark, resolved, default_cache_dir()):
-        warnings.append(remark)
     if manifest is not None:
         await asyncio.to_thread(checkpoint_folder.check_files, manifest)
     else:
