@@ -109,16 +109,9 @@ def reference(
             end = tally.end or train.batches
         losses, group_sums = _gradients(job, model, versions.parameters[version], tokens, b, cuts, device)
         norm = versions.step(b, group_sums)
-        on_batch(
-            BatchResult(
-                batch=b,
-                loss=_fold(losses) / train.microbatches,
-                tokens=train.tokens_per_batch,
-                seconds=perf_counter() - started,
-                eval_loss=eval_loss,
-                gradient_norm=norm,
-            )
-        )
+        loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
+        known = partial(BatchResult, batch=b, tokens=train.tokens_per_batch, gradient_norm=norm)
+        on_batch(known(loss=loss, seconds=seconds, eval_loss=eval_loss))
     return versions.weights(end)
 
 
