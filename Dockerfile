@@ -15,6 +15,8 @@ RUN /opt/headway/bin/pip install -c constraints.txt --index-url "$TORCH_INDEX" t
 COPY pyproject.toml README.md LICENSE ./
 COPY api api
 COPY daemon daemon
+COPY docs/examples docs/examples
+COPY docs/jobs docs/jobs
 COPY optim optim
 COPY proto proto
 COPY stages stages

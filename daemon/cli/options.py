@@ -198,8 +198,12 @@ def _app(**settings: Any) -> typer.Typer:
 
 
 def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
-    """Return a command for typer: with an option for each field of its dataclasses, and its answer printed."""
+    """Return a command for typer: with an option for each field of its dataclasses, and its answer printed.
+
+    One that answers in sentences gets --json here: its arguments, and the sentences under `answer`.
+    """
     hints = get_type_hints(command, include_extras=True)
+    is_told_in_sentences = "as_json" not in hints and hints.get("return", int) not in (int, type(None))
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, tuple[str, ...]]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -210,12 +214,23 @@ def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
         options = _options_of(kind)
         groups[name] = kind, tuple(each.name for each in options)
         parameters += options
+    if is_told_in_sentences:
+        parameters.append(
+            inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        )
 
     @wraps(command)
     def run(**told: Any) -> int | None:
         for name, (kind, names) in groups.items():
             told[name] = kind(**{each: told.pop(each) for each in names})
-        return _said(command(**told))
+        if not (is_told_in_sentences and told.pop("as_json")):
+            return _said(command(**told))
+        answer = command(**told)
+        if isinstance(answer, int):
+            return answer
+        asked = {name: told[name] for name in told if name not in groups and isinstance(told[name], str | float | list)}
+        say(as_json_text(asked | {"answer": [answer] if isinstance(answer, str) else [*(answer or ())]}))
+        return None
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

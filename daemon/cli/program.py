@@ -19,7 +19,7 @@ from headway.daemon.base.errors import (
     StoreError,
 )
 from headway.daemon.base.terminal import printable_streams
-from headway.daemon.cli import certificates, chaos, cluster, data, jobs, local, submission
+from headway.daemon.cli import certificates, chaos, cluster, data, examples, jobs, local, submission
 from headway.daemon.cli.options import Commands, group_of
 from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
@@ -55,7 +55,7 @@ def _root(
 def program() -> Any:
     """Return the program as typer runs it."""
     commands = Commands()
-    for module in (local, jobs, submission, cluster, certificates, chaos, data):
+    for module in (examples, local, jobs, submission, cluster, certificates, chaos, data):
         module.register(commands)
     context = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
     return group_of("headway", _root, commands, no_args_is_help=True, add_completion=True, context_settings=context)
@@ -94,10 +94,11 @@ def _run(arguments: list[str]) -> int:
 def _missing_package(error: Exception) -> str:
     """Return which extra of headway brings the package that is not installed; empty: the error is another one."""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    for needed in importlib.metadata.requires("headway") or ():
-        if missing and (found := re.match(rf"{re.escape(missing)}\b[^;]*;.*extra == ['\"]([\w-]+)", needed)):
-            return str(MissingPackageError(missing, found[1], "this command"))
-    return ""
+    if missing in ("", "headway"):
+        return ""
+    extra = re.compile(rf"{re.escape(missing)}\b[^;]*;.*extra == ['\"]([\w-]+)")
+    found = next(filter(None, map(extra.match, importlib.metadata.requires("headway") or ())), None)
+    return str(MissingPackageError(missing, found[1], "this command")) if found else ""
 
 
 def _unfit_package() -> str:
@@ -108,8 +109,8 @@ def _unfit_package() -> str:
         wanted, _, condition = needed.partition(";")
         bounds = {sign: _release(text) for sign, text in re.findall(r"(>=|<)([0-9.]+)", wanted)}
         name = re.split(r"[<>=]", wanted)[0].strip()
-        if not bounds:
-            continue
+        if not bounds or (condition and "node" not in condition):
+            continue  # what only some other extra needs is not to blame
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

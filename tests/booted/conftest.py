@@ -1,5 +1,6 @@
 """One booted machine for the cases of this folder, with etcd, certificates and the program, but without the service."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -78,7 +79,7 @@ class Booted:
 def build_wheels(folder: Path) -> dict[str, str]:
     """This tree's wheel, and one of the next version; version to the path inside."""
     archive = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=True, text=True)
-    names = [name for name in archive.stdout.split("\0") if name and not name.startswith(("tests/", "bench/", "docs/"))]
+    names = [name for name in archive.stdout.split("\0") if name and not re.match("tests/|bench/|docs/[^/]*$", name)]
     wheels = {}
     for version in ("0.1.0", NEXT_VERSION):
         with tempfile.TemporaryDirectory() as tree:

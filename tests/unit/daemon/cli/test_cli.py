@@ -91,6 +91,33 @@ def test_every_command_explains_itself_with_an_example(words: list[str], headway
     assert group or any(line.strip().startswith(typed + " ") for line in rest[0].splitlines()), out
 
 
+def test_every_command_that_answers_takes_json() -> None:
+    """All but those that run until they are told to end, and groups that do nothing by themselves."""
+    without = set()
+    for words in command_names():
+        command = program()
+        for word in words:
+            command = command.commands[word]
+        is_group = hasattr(command, "commands") and not command.invoke_without_command
+        if not is_group and "--json" not in {option for parameter in command.params for option in parameter.opts}:
+            without.add(" ".join(words))
+    assert without <= {"demo", "up", "daemon", "relay", "web"}
+
+
+def test_an_answer_in_sentences_is_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """The arguments, and the sentences under `answer`; errors stay a line on stderr."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = headway("certs", "ca", "node-a", "--operator", "me", "--json")
+    told = json.loads(out)
+    assert (code, told["names"]) == (0, ["node-a"])
+    assert told["answer"][1:] == ["ca/node-a: for node node-a", "ca/me: for operator me"]
+    code, out, err = headway("pause", "nothing", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("headway: job nothing: no such job")
+
+
 @pytest.mark.parametrize("words", [[], *command_names()], ids=" ".join)
 def test_help_names_no_file_that_only_a_checkout_has(words: list[str], headway: Headway) -> None:
     """An installed package has neither docs/ nor tests/."""
@@ -259,7 +286,12 @@ def test_nodes_and_events_as_json(headway: Headway, fake_cluster: ModuleType) ->
     _, out, _ = headway("nodes", "--json")
     assert [(found["name"], found["failures"]) for found in json.loads(out)] == [("a", []), ("b", [])]
     _, out, _ = headway("events", "demo", "--json")
-    assert json.loads(out) == [{"at": 1.0, "text": "Node b joined.", "generation": 3}]
+    (event,) = json.loads(out)
+    assert {name: event[name] for name in ("at", "text", "generation")} == {
+        "at": 1.0,
+        "text": "Node b joined.",
+        "generation": 3,
+    }
 
 
 @pytest.mark.parametrize("command", [("jobs",), ("nodes",), ("status", "demo"), ("events", "demo", "--json")])
