@@ -1,23 +1,28 @@
 """The metrics of a daemon for Prometheus, at `metrics_listen`; off unless that is set.
 
 Every daemon reports on its own node. Figures of jobs, users and all nodes come from the leader's daemon alone. HTTP has
-its own thread, which also asks disks and cards. The event loop, which owns the view, gathers the rest.
+threads of its own, and so have disks and cards, which may hang. The event loop, which owns the view, gathers the rest.
 
 A family without samples is told too, with its help: so the names are the same in each state of a cluster.
 """
 
 import asyncio
 import importlib.metadata
+import math
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -37,15 +42,52 @@ from headway.daemon.reports.metrics_file import rates
 Metric = CounterMetricFamily | GaugeMetricFamily
 
 GATHER_TIMEOUT_S: Final = 5.0
+GATHER_EVERY_S: Final = 1.0
 MOST_JOBS: Final = 200
 """Maximum number of jobs with their own metrics."""
+MOST_SCRAPES: Final = 8
+"""Maximum number of connections that are answered at once."""
+PROBE_EVERY_S: Final = 5.0
+OLDEST_ANSWER_S: Final = 60.0
+"""Age of disks' and cards' figures at which they are left out: the machine has not answered since then."""
 CARDS_TIMEOUT_S: Final = 3.0
-"""Time for nvidia-smi; without an answer the figures of cards are absent from this scrape."""
+"""Time for nvidia-smi. One that hangs in its driver cannot be ended, and is not asked again."""
 ASK_CARDS: Final = (
     "nvidia-smi",
     "--query-gpu=index,memory.used,memory.total,utilization.gpu",
     "--format=csv,noheader,nounits",
 )
+
+
+class Probe:
+    """Asks the machine for something that may hang, in one thread, however many scrapes there are.
+
+    A scrape reads the last answer. While nobody scrapes, nothing is asked.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], list[Metric]], *, nothing: list[Metric]) -> None:
+        """nothing: the families without samples, told while there is no answer of the last minute."""
+        self._ask, self._nothing = ask, nothing
+        self._answer, self._at = nothing, -math.inf
+        self._is_wanted, self._has_answered = threading.Event(), threading.Event()
+        self._is_first = True
+        threading.Thread(target=self._run, name=f"metrics of {name}", daemon=True).start()
+
+    def read(self) -> list[Metric]:
+        """Return the last answer. Only the first call waits for one, for a second."""
+        self._is_wanted.set()
+        if self._is_first:
+            self._is_first = False
+            self._has_answered.wait(1.0)
+        return self._answer if time.monotonic() - self._at < OLDEST_ANSWER_S else self._nothing
+
+    def _run(self) -> None:
+        while self._is_wanted.wait():
+            answer = self._ask()
+            self._answer, self._at = answer, time.monotonic()
+            self._has_answered.set()
+            time.sleep(PROBE_EVERY_S)
+            self._is_wanted.clear()
 
 
 class NodeMetrics(Collector):
@@ -54,32 +96,79 @@ class NodeMetrics(Collector):
     def __init__(self, desk: NodeDesk, activities: Activities) -> None:
         self._desk, self._activities = desk, activities
         self._loop = asyncio.get_running_loop()
+        self._gathered: list[Metric] = []
+        self._gathered_at = -math.inf
+        node, folders = desk.node, {"state": desk.logs_dir.parent, "store": desk.store.directory}
+        self._probes = (
+            Probe("disks", lambda: list(_disks(node, folders)), nothing=list(_disks(node, {}))),
+            Probe("cards", lambda: list(card_metrics(node, _ask_cards())), nothing=list(card_metrics(node, ""))),
+        )
 
     def collect(self) -> Iterable[Metric]:
         """Collect the metrics; called in the server's thread. Raises TimeoutError when the event loop does
         not answer.
         """
-        desk = self._desk
         yield from asyncio.run_coroutine_threadsafe(self._gather(), self._loop).result(GATHER_TIMEOUT_S)
-        yield from _disks(desk.node, {"state": desk.logs_dir.parent, "store": desk.store.directory})
-        yield from card_metrics(desk.node, _ask_cards())
+        for probe in self._probes:
+            yield from probe.read()
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: a starting daemon is not asked."""
         return ()
 
     async def _gather(self) -> list[Metric]:
-        return [*node_metrics(self._desk, self._activities), *leader_metrics(self._desk)]
+        """Return what the view has. Whoever scrapes more often than that costs the event loop nothing."""
+        if self._loop.time() - self._gathered_at >= GATHER_EVERY_S:
+            self._gathered = [*node_metrics(self._desk, self._activities), *leader_metrics(self._desk)]
+            self._gathered_at = self._loop.time()
+        return self._gathered
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers few connections at once, and closes what comes beyond them: anybody may dial this port."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._places = threading.Semaphore(MOST_SCRAPES)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if there is a place."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and give the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+
+class _Handler(WSGIRequestHandler):
+    """Says nothing, and gives up on who says nothing."""
+
+    timeout = GATHER_TIMEOUT_S
+
+    def log_message(self, *_: object) -> None:
+        """Log no scrape."""
 
 
 def serve_metrics(host: str, port: int, desk: NodeDesk, activities: Activities) -> tuple[int, Callable[[], None]]:
     """Answer scrapes at a port (0: any) until the returned function is called. Raises ConfigError."""
-    registry = CollectorRegistry()
-    registry.register(NodeMetrics(desk, activities))
     try:
-        server, _ = start_http_server(port, host or "0.0.0.0", registry)
+        server = _Server((host or "0.0.0.0", port), _Handler)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}", "metrics_listen") from error
+    registry = CollectorRegistry()
+    registry.register(NodeMetrics(desk, activities))
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     def stop() -> None:
         server.shutdown()
@@ -187,7 +276,7 @@ def _transfers(node: str, outgoing: OutgoingTransfers) -> Iterator[Metric]:
 
 
 def _disks(node: str, folders: dict[str, Path]) -> Iterator[Metric]:
-    """Yield the file systems of this node's folders. Called in the server's thread: a disk may hang."""
+    """Yield the file systems of this node's folders."""
     free, size = {}, {}
     for name, path in folders.items():
         try:
@@ -270,6 +359,7 @@ _OF_JOB: Final[dict[str, tuple[str, Callable[[_Told], float | None]]]] = {
         lambda of: of.job.checkpoint.written_at or None if of.job.checkpoint else None,
     ),
     "submitted_timestamp_seconds": ("Time at which the job was submitted.", lambda of: of.report.submitted_at or None),
+    "phase_timestamp_seconds": ("Time since which the job is in its phase.", lambda of: of.report.since or None),
     "queued_timestamp_seconds": (
         "Time since which a job waits for devices; absent: it does not.",
         lambda of: (of.report.since or of.report.submitted_at) if is_queued(of.job) else None,
@@ -315,7 +405,7 @@ def node_states(view: ClusterView) -> dict[str, str]:
     states = dict.fromkeys(view.absent_since, "absent")
     for name, node in view.nodes.items():
         states[name] = "draining" if node.is_draining else "out" if node.stays_out else "ready"
-    return states | dict.fromkeys(quarantined, "quarantined")
+    return states | dict.fromkeys(quarantined & view.nodes.keys(), "quarantined")
 
 
 def _users(view: ClusterView) -> Iterator[Metric]:

@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -22,7 +25,7 @@ from headway.daemon.cluster.records import CheckpointRecord, Phase, PhaseRecord,
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.node.metrics import card_metrics, serve_metrics
+from headway.daemon.node.metrics import MOST_SCRAPES, Metric, Probe, card_metrics, serve_metrics
 from headway.daemon.reports.metrics_file import rates
 from tests.rigs.fake_cluster import SPEC, cluster_view
 from tests.rigs.scrapes import PAGE, ROW, families, text_of
@@ -61,8 +64,9 @@ def view_with_goodput() -> ClusterView:
     return view
 
 
-async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
+async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape of the leader's daemon has its worker's seconds by class and the job's progress; others' only theirs."""
+    monkeypatch.setattr("headway.daemon.node.metrics.GATHER_EVERY_S", 0.0)
     reachable, outgoing = [True], OutgoingTransfers()
     outgoing.sent[TransferKind.COPY].num_bytes, outgoing.sent[TransferKind.COPY].held_s = 7, 1.5
     view, store = view_with_goodput(), StateStore(tmp_path, quota_bytes=0)
@@ -121,14 +125,46 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     assert not [name for name in others if name.startswith(("headway_job", "headway_goodput_seconds_total{"))]
 
 
-async def test_a_port_in_use_is_one_line() -> None:
+async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     """Two daemons cannot listen at one port: the second says so."""
-    desk: Any = SimpleNamespace()  # nobody asks it
+    desk: Any = SimpleNamespace(node="a", logs_dir=tmp_path / "logs", store=SimpleNamespace(directory=tmp_path))
     port, stop = serve_metrics("127.0.0.1", 0, desk, Activities())
     try:
         with pytest.raises(ConfigError, match=f"metrics_listen: cannot listen at 127.0.0.1:{port}"):
             serve_metrics("127.0.0.1", port, desk, Activities())
     finally:
+        await asyncio.to_thread(stop)
+
+
+def test_what_hangs_is_asked_once_and_costs_no_scrape() -> None:
+    """A card's driver never answers: each scrape goes on without its figures, and no second thread waits for it."""
+    asked, never = [], threading.Event()
+
+    def ask() -> list[Metric]:
+        asked.append(threading.current_thread())
+        never.wait()
+        return []
+
+    nothing = list(card_metrics("a", ""))
+    probe = Probe("a stuck card", ask, nothing=nothing)
+    began = time.monotonic()
+    assert all(probe.read() is nothing for _ in range(1000))
+    assert time.monotonic() - began < 3, "the first one waits for a second"
+    assert len(asked) == 1
+    never.set()
+
+
+async def test_who_keeps_connections_open_takes_no_more_threads_than_there_are_places(tmp_path: Path) -> None:
+    """Strangers dial and say nothing: beyond the places their connections are closed at once."""
+    desk: Any = SimpleNamespace(node="a", logs_dir=tmp_path / "logs", store=SimpleNamespace(directory=tmp_path))
+    port, stop = serve_metrics("127.0.0.1", 0, desk, Activities())
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(MOST_SCRAPES)]
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as late:
+            assert await asyncio.to_thread(late.recv, 1) == b""
+    finally:
+        for each in silent:
+            each.close()
         await asyncio.to_thread(stop)
 
 
