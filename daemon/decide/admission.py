@@ -16,6 +16,8 @@ from headway.daemon.cluster.records import CheckpointRecord, SpecRecord
 from headway.daemon.cluster.state_key import CARRIED_PART, JOURNAL
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rules import check_job, is_sha256
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.stages.plugin_names import PluginError
 from headway.stages.state.file_digest import FileDigest
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -72,16 +74,24 @@ def _why_no_origin(spec: JobSpec) -> str:
 def _why_no_plugins(spec: JobSpec) -> str:
     """Return what the trial of a job's own code has left out; empty: nothing."""
     named, plugins = spec.plugin_names, spec.plugins
+    if not named:
+        return ""
     if "data.source" in named:
         return "the source of data has not run"
-    if named and not (is_sha256(plugins.sha256) and is_sha256(plugins.data.sha256)):
+    if not (is_sha256(plugins.sha256) and is_sha256(plugins.data.sha256)):
         return "the wheel has no hash"
     if spec.model.has_own_block and not spec.model.block_shapes:
         return "the block's parameters were not counted"
     kept = (each.shape for group in (spec.optim.matrices, spec.optim.rest) for each in group.kept)
     shapes = (*(shape for _, shape in spec.model.block_shapes), *kept)
     are_possible = len(shapes) <= MAX_SHAPES and all(0 < side <= MAX_NUMBER for shape in shapes for side in shape)
-    return "" if are_possible else "a parameter has an impossible shape"
+    if not are_possible:
+        return "a parameter has an impossible shape"
+    try:
+        layer_costs(spec)
+    except PluginError as error:
+        return error.reason
+    return ""
 
 
 def _why_no_text(text: str) -> str:

@@ -180,15 +180,17 @@ class LostWorker:
         """Return whether this loss explains the neighbours' lost links."""
         return self.is_held_against_node or self.is_nobodys
 
-    def charge(self, job: str, *, at: float) -> NodeFailureRecord:
-        """Return the charge against its node. at: seconds since the epoch."""
+    def charge(self, job: str, *, at: float, brings_code: bool) -> NodeFailureRecord:
+        """Return the charge against its node. at: seconds since the epoch. brings_code: the job has plug-ins, which may
+        have ended or held up the worker.
+        """
         if self.failure is None and not self.is_late:
             incarnation = self.stage.node_incarnation
             return NodeFailureRecord(at=at, text=f"it was lost in job {job}", job=job, incarnation=incarnation)
         how = "did not answer" if self.is_late else "failed"
         why = f": {self.failure.fault}" if self.failure is not None and self.failure.fault else ""
         text = f"its worker {how} in job {job}{why}"
-        return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error)
+        return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error or brings_code)
 
     def is_between(self, blocked: BlockedWays) -> bool:
         """Return whether a pair of nodes is to blame: the link never opened, or one node does not reach the
@@ -328,8 +330,9 @@ class LostWorkers:
     def charges(self, losses: Iterable[LostWorker]) -> dict[str, NodeFailureRecord]:
         """Return the charges for some losses: one failure a node, and the loss of one daemon only once."""
         situation, found = self._situation, dict[str, NodeFailureRecord]()
+        job, at, brings_code = situation.job.name, situation.written_at, bool(situation.spec.plugins.sha256)
         for loss in losses:
-            charge, name = loss.charge(situation.job.name, at=situation.written_at), loss.stage.node
+            charge, name = loss.charge(job, at=at, brings_code=brings_code), loss.stage.node
             known = {record.incarnation for record in situation.view.failures.get(name, {}).values()} - {""}
             if loss.is_held_against_node and charge.incarnation not in known:
                 found.setdefault(name, charge)

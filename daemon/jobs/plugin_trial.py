@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,6 +31,8 @@ from headway.stages.model.objective import objective_loss
 from headway.stages.plugin_names import PluginError, imported, is_import_path, told_by
 
 NUM_UPDATES: Final = 3
+MOST_TRIED: Final = 1 << 27
+"""Parameters of a block that is computed with content."""
 MOST_TOKENS: Final = 1 << 30
 """Of a source: some gigabytes."""
 NO_TOKENIZER: Final = "none"
@@ -60,6 +63,8 @@ def tried(spec: JobSpec, source_folder: Path) -> Trial:
         return msgspec.structs.replace(block, matrices=matrices, rest=rest)
     except (PluginError, DataError) as error:
         return Trial(fault=str(error))
+    except OSError as error:
+        return Trial(fault=f"the tokens of {spec.data.source} cannot be written: {error.strerror}")
 
 
 def _try_loss(spec: JobSpec) -> None:
@@ -91,17 +96,26 @@ def _write_source(spec: JobSpec, folder: Path) -> None:
         return
     form = DataForm(vocab_size=spec.model.vocab_size)
     tokenizer = BYTES if form.vocab_size == NUM_BYTES else NO_TOKENIZER
-    with writing_shards(folder, form, tokenizer=tokenizer, provenance=name) as writer, told_by(name):
+    provenance = f"{name} {dict(spec.data.settings)} of {spec.plugins.wheel} {spec.plugins.sha256}"
+    with writing_shards(folder, form, tokenizer=tokenizer, provenance=provenance) as writer:
+        for tokens in _documents(spec):
+            if writer.num_tokens + tokens.size > MOST_TOKENS:
+                raise PluginError(name, f"yields more than {MOST_TOKENS} tokens; `headway data prepare` takes more")
+            writer.append(tokens)
+
+
+def _documents(spec: JobSpec) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """Yield the tokens of each document of a job's own source. Raises PluginError."""
+    name, size = spec.data.source, spec.model.vocab_size
+    with told_by(name):
         for document in imported(name)(**dict(spec.data.settings)):
             tokens = np.frombuffer(document, np.uint8) if isinstance(document, bytes) else np.asarray(document)
             if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
                 what = f"{tokens.dtype} {list(tokens.shape)}"
                 raise PluginError(name, f"yields {what}, and a document is bytes or a sequence of token numbers")
-            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < form.vocab_size:
-                raise PluginError(name, f"yields a token outside the vocabulary of {form.vocab_size}")
-            if writer.num_tokens + tokens.size > MOST_TOKENS:
-                raise PluginError(name, f"yields more than {MOST_TOKENS} tokens; `headway data prepare` takes more")
-            writer.append(tokens)
+            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+                raise PluginError(name, f"yields a token outside the vocabulary of {size}")
+            yield tokens
 
 
 def block_trial(spec: JobSpec) -> Trial:
@@ -139,8 +153,13 @@ def block_trial(spec: JobSpec) -> Trial:
 
 
 def _try_block(spec: JobSpec) -> None:
-    """Compute a job's own block of a few tokens, made anew each time. Raises PluginError when it breaks a rule."""
+    """Compute a job's own block of a few tokens, made anew each time, unless it is too large for any machine.
+
+    Raises PluginError when it breaks a rule.
+    """
     name, length = spec.model.block, min(spec.train.sequence_length, 8)
+    if sum(shape.numel() for shape in trained_shapes("block.0", spec.model).values()) > MOST_TRIED:
+        return
     weights = initial_parameters("block.0", spec.model, seed=spec.job.seed)
     hidden = _drawn((2, length, spec.model.hidden_size), 0)
     later = hidden.clone()

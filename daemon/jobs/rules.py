@@ -446,7 +446,11 @@ def _plugin_faults(spec: JobSpec) -> Faults:
     named = spec.plugin_names
     if named and not spec.plugins.wheel:
         key, path = next(iter(named.items()))
-        yield key, f'{path} is a plug-in: name the file that has it, [plugins] wheel = "{path.partition(":")[0]}.py"'
+        folder = f"; a folder of this name is ./{path}" if key == "data.source" else ""
+        yield (
+            key,
+            f'{path} is a plug-in: name the file that has it, [plugins] wheel = "{path.partition(":")[0]}.py"{folder}',
+        )
     if spec.plugins.wheel and not named:
         yield "plugins.wheel", "no key of the job names a plug-in, such as my_things.lion:Lion; leave the wheel out"
 

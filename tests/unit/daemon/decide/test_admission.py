@@ -7,6 +7,7 @@ import pytest
 from headway.daemon.cluster.records import CheckpointRecord, SpecRecord
 from headway.daemon.decide.admission import harmless, why_no_checkpoint, why_refused
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PluginsSpec
+from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 
@@ -44,6 +45,10 @@ def test_what_keeps_the_rules_goes_in_as_it_is() -> None:
             "plugins: a parameter has an impossible shape",
         ),
         (_of(replace(OWN, plugins=WHEEL, data=DataSpec(source="m:f"))), "plugins: the source of data has not run"),
+        (
+            _of(replace(GOOD.spec, plugins=WHEEL, optim=OptimSpec(rest=GroupSpec(name="m:Own")))),
+            "plugins: its state for a parameter of shape",
+        ),
         (replace(GOOD, uid="../../x"), "uid: '../../x' cannot be a folder's name"),
         (replace(GOOD, submitted_by="a" * 10_000), "submitted_by: has more than 512 characters"),
         (replace(GOOD, submitted_by="a\x1b[2J@host"), "submitted_by: 'a\\x1b[2J@host' has a character that cannot be"),
