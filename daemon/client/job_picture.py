@@ -14,7 +14,7 @@ from headway.daemon.client.job_trace import trace_job
 from headway.daemon.client.job_watch import history_in
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.reports.metrics_file import METRICS_NAME, HistoryRow, read_rows
-from headway.daemon.reports.picture import Event, OtherRun, Picture, picture_of
+from headway.daemon.reports.picture import Event, OtherRun, Picture, picture_of, telling_rows
 from headway.daemon.reports.pipeline_picture import MeasuredPipeline
 from headway.stages.errors import PeerError
 
@@ -22,6 +22,9 @@ TRACE_TIMEOUT_S: Final = 5.0
 """The picture is drawn without the pipeline if nobody tells it so soon."""
 NUM_BATCHES: Final = 4
 """Batches of the pipeline that are drawn."""
+
+NUM_STRETCHES: Final = 10_000
+"""Stretches of a long history of which the telling rows are kept while it is read."""
 
 TracedPipeline = tuple[Sequence[str], MeasuredPipeline]
 """Names of the workers, and what they did."""
@@ -51,7 +54,7 @@ async def draw_job(
     return picture_of(
         job,
         view.nodes,
-        rows if rows is not None else await _rows(session, view, name),
+        rows if rows is not None else await _rows(session, view, name, is_whole=bool(compare)),
         now_s=time.time(),
         pipeline=pipeline,
         why_no_pipeline=why,
@@ -74,15 +77,27 @@ async def traced(session: ClusterSession, name: str) -> tuple[TracedPipeline | N
     return ([worker.name for worker in told.workers], measured), ""
 
 
-async def _rows(session: ClusterSession, view: ClusterView, name: str) -> list[HistoryRow]:
-    return [row async for row in history_in(session, view, name)]
+async def _rows(session: ClusterSession, view: ClusterView, name: str, *, is_whole: bool) -> list[HistoryRow]:
+    """Return a job's history; of a long one the rows that a curve can show, unless all are to be compared."""
+    spec = job_of(view, name).spec
+    stretch = 1 if is_whole or spec is None else max(spec.train.batches // NUM_STRETCHES, 1)
+    found: list[HistoryRow] = []
+    held: list[HistoryRow] = []
+    async for row in history_in(session, view, name):
+        held.append(row)
+        if len(held) == stretch:
+            found += telling_rows(held)
+            held.clear()
+    return found + telling_rows(held)
 
 
 async def _other(session: ClusterSession, view: ClusterView, compare: str) -> OtherRun:
     path = Path(compare)
     path = path / METRICS_NAME if path.is_dir() else path
     if compare in view.jobs:
-        return OtherRun(name=compare, rows=await _rows(session, view, compare), spec=view.jobs[compare].spec)
+        return OtherRun(
+            name=compare, rows=await _rows(session, view, compare, is_whole=True), spec=view.jobs[compare].spec
+        )
     with suppress(OSError, ValueError):
         if path.exists():
             return OtherRun(name=compare, rows=read_rows(path))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Final
 
+import msgspec
+
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.cluster.lineage import JournalPart, Lineage
 from headway.daemon.cluster.measurements import DeviceShortage, MemoryShortage
@@ -308,15 +310,22 @@ class WorkerPart:
     """Whether each of the stage's replicas orthogonalises a share of its matrices; older plans do not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOutline:
-    """One stage of a plan that was in force."""
+MOST_STAGES: Final = 128
+"""Stages of a plan that are outlined: no more can be told apart on a screen."""
+MOST_HOLDERS: Final = 128
+"""Holders that an outline names, over all its stages, and at least one of each."""
+
+
+class StageOutline(msgspec.Struct, frozen=True, array_like=True):
+    """One stage of a plan that was in force, in few bytes: a job keeps hundreds of plans."""
 
     first: int
     """Index of its first layer among the model's layers."""
     last: int
     holders: tuple[DeviceKey, ...]
     """Devices that computed it, the lead first."""
+    num_others: int = 0
+    """Further devices, which are not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +339,7 @@ class PlanOutline:
     """First batch that was not begun before it, as in PlanRecord."""
     predicted_batch_seconds: float
     stages: tuple[StageOutline, ...]
+    """Empty: it had more than `MOST_STAGES`, or it is long past and had many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,19 +408,22 @@ class PlanRecord:
         """Return what stays known of it; layers: the model's, in order."""
         of = {name: index for index, name in enumerate(layers)}
         stages = [[self.workers[position] for position in positions] for positions in self.replicas]
+        most = max(MOST_HOLDERS // len(stages), 1)
+        outlined = tuple(
+            StageOutline(
+                of[workers[0].layers[0]],
+                of[workers[0].layers[-1]],
+                tuple((worker.node, worker.device_index) for worker in workers[:most]),
+                max(len(workers) - most, 0),
+            )
+            for workers in stages
+        )
         return PlanOutline(
             timeline=self.timeline,
             boundary=self.boundary,
             furthest=self.furthest,
             predicted_batch_seconds=self.predicted_batch_seconds,
-            stages=tuple(
-                StageOutline(
-                    first=of[workers[0].layers[0]],
-                    last=of[workers[0].layers[-1]],
-                    holders=tuple((worker.node, worker.device_index) for worker in workers),
-                )
-                for workers in stages
-            ),
+            stages=outlined if len(outlined) <= MOST_STAGES else (),
         )
 
     def is_lead(self, position: int) -> bool:

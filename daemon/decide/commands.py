@@ -134,6 +134,10 @@ MAX_SWEPT: Final = 32
 """Maximum number of generations whose worker records one transaction deletes: etcd takes 128 operations in one."""
 MAX_EVENTS: Final = 500
 """Maximum number of a job's events in etcd: each new event deletes an older one."""
+MAX_OUTLINES: Final = 128
+"""Newest events of a job that keep the layers of a plan of many stages."""
+FEW_STAGES: Final = 16
+"""Stages that every event may keep."""
 MAX_TRIMMED: Final = 32
 """Maximum number of events that one transaction deletes."""
 
@@ -194,7 +198,7 @@ def move(
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:
-        written[Keys.event(job.name, before.num_events)] = _event(situation, to, event or reason, number, plan)
+        written |= _events(situation, to, event or reason, number, plan)
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
@@ -210,7 +214,11 @@ def move(
     )
 
 
-def _event(situation: JobSituation, to: Phase, text: str, generation: int, plan: PlanRecord | None) -> bytes:
+def _events(
+    situation: JobSituation, to: Phase, text: str, generation: int, plan: PlanRecord | None
+) -> dict[str, bytes]:
+    """Return the next event; of a plan with many stages, one long past, without its stages."""
+    name, next_number = situation.job.name, situation.job.phase.num_events
     record = EventRecord(
         at=situation.written_at,
         text=sentence(text),
@@ -219,7 +227,12 @@ def _event(situation: JobSituation, to: Phase, text: str, generation: int, plan:
         plan=plan.outline(situation.spec.layers) if plan is not None else None,
         goodput_s={kind: round(spent, 1) for kind, spent in situation.job.spent_s.items()},
     )
-    return encode(record)
+    found = {Keys.event(name, next_number): encode(record)}
+    past = situation.job.events.get(next_number - MAX_OUTLINES)
+    if past is not None and past.plan is not None and len(past.plan.stages) > FEW_STAGES:
+        thin = replace(past, plan=replace(past.plan, stages=()))
+        found[Keys.event(name, next_number - MAX_OUTLINES)] = encode(thin)
+    return found
 
 
 def _old_workers(situation: JobSituation, puts: Mapping[str, bytes]) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ def _named(value: Any) -> list[str]:
 
 def _in_toml(value: Any, key: str) -> dict[str, str]:
     if not is_dataclass(value):
-        return {} if value is None else {key: _toml(value)}
+        told = dict(value) if key.endswith("settings") else value  # pairs here, a table in a file
+        return {} if value is None else {key: _toml(told)}
     found: dict[str, str] = {}
     for name in _named(value):
         found |= _in_toml(getattr(value, name), f"{key}.{name}")
@@ -82,7 +83,7 @@ def _toml(value: Any) -> str:
         value = {name: getattr(value, name) for name in _named(value)}
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items() if inner is not None) + " }"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else repr(value)
 

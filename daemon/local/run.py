@@ -137,20 +137,22 @@ async def _train(
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())
-        pipeline = (await tracing)[0] if tracing is not None else None
-        return job, await _draw(session, name, out, pipeline)
+        return job, await draw_report(session, name, out, tracing)
     finally:
         if tracing is not None:
             tracing.cancel()
         await journal.close()
 
 
-async def _draw(session: ClusterSession, name: str, out: Path, pipeline: TracedPipeline | None) -> Picture | None:
-    """Write the report; a cluster that does not tell the picture costs the report alone."""
+async def draw_report(
+    session: ClusterSession, name: str, out: Path, tracing: asyncio.Task[tuple[TracedPipeline | None, str]] | None
+) -> Picture | None:
+    """Write the report. Whatever goes wrong costs the report alone: the model is written."""
     try:
+        pipeline = (await tracing)[0] if tracing is not None else None
         picture = await draw_job(session, name, rows=read_rows(out / METRICS_NAME), pipeline=pipeline)
         write_report(picture, out / REPORT_NAME)
-    except (ConfigError, PeerError, RecoveryError) as error:
-        sys.stderr.write(f"headway: no report: {error}\n")
+    except Exception as error:
+        sys.stderr.write(f"headway: no report: {type(error).__name__}: {error}\n")
         return None
     return picture

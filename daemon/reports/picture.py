@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.records import EventRecord, NodeRecord, PlanOutline
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.changed_keys import job_text, values_of
@@ -30,6 +29,8 @@ MOST_CELLS: Final = 12_000
 """Stages, and holders of stages, over all plans."""
 MOST_HOLDERS: Final = 8
 """Named holders of a stage; the others are counted."""
+MOST_PLANS: Final = 1000
+"""Plans; the shortest are left out."""
 MOST_TEXT: Final = 240
 """Characters of a sentence: one may name a thousand nodes."""
 MOST_NAME: Final = 64
@@ -165,7 +166,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     why_no_pipeline: str
     job_file: str
     job_hash: str
-    """SHA-256 of the job as it was submitted."""
+    """SHA-256 of the whole job file: equal for equal jobs, also in a later release with more keys."""
     arithmetic_classes: tuple[str, ...]
     arithmetic: str
     checkpoints: tuple[str, ...]
@@ -226,11 +227,11 @@ def picture_of(
         pipeline=_pipeline(*pipeline) if pipeline is not None else None,
         why_no_pipeline=why_no_pipeline,
         job_file=_cut(job_text(spec), MOST_FILE),
-        job_hash=sha256(encode(spec)).hexdigest(),
+        job_hash=sha256(job_text(spec).encode()).hexdigest(),
         arithmetic_classes=_classes(job),
         arithmetic=report.arithmetic,
         checkpoints=(job.checkpoint.url, *job.checkpoint.earlier) if job.checkpoint is not None else (),
-        commands=_commands(report),
+        commands=_commands(report, spec),
         other=_compared(rows, spec, other) if other is not None else None,
     )
 
@@ -262,6 +263,17 @@ def reduced(points: Sequence[tuple[int, float]], *, most: int = MOST_POINTS) -> 
         kept = (points[0], *inner, points[-1])
     batches, values = zip(*kept, strict=True) if points else ((), ())
     return Series(batches, tuple(value if math.isfinite(value) else None for value in values))
+
+
+def telling_rows(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """Return the rows of a stretch that have the least or the greatest of a curve, its first and its last."""
+    if len(rows) <= 2 * len(CURVES):
+        return list(rows)
+    kept = {rows[0].batch, rows[-1].batch}
+    for name in (*CURVES, "seconds"):
+        points = [(row.batch, value) for row in rows if (value := getattr(row, name)) is not None]
+        kept |= {batch for batch, _ in _extremes(points)} if points else set()
+    return [row for row in rows if row.batch in kept]
 
 
 def _extremes(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -310,7 +322,8 @@ def _generations(
         msgspec.structs.replace(each, end=end, goodput_s=goodput.get(each.number, {}))
         for each, end in zip(ordered, ends, strict=True)
     ]
-    return _with_stages(spans, outlines, devices)
+    shown = {each.number for each in sorted(spans, key=lambda each: each.first - each.end)[:MOST_PLANS]}
+    return _with_stages([each for each in spans if each.number in shown], outlines, devices)
 
 
 def _with_stages(
@@ -333,7 +346,7 @@ def _with_stages(
                 stage.first,
                 stage.last,
                 tuple(devices.setdefault(_device(*holder), len(devices)) for holder in stage.holders[:MOST_HOLDERS]),
-                max(len(stage.holders) - MOST_HOLDERS, 0),
+                max(len(stage.holders) - MOST_HOLDERS, 0) + stage.num_others,
             )
             for stage in outlines[number].stages
         )
@@ -372,11 +385,10 @@ def _failure(
     A fault is told of after somebody has missed its victim, so the seconds before that in which the struck plan
     computed nothing count too.
     """
-    again = [row.seconds for row in rows if plan.boundary <= row.batch < plan.furthest]
     unnoticed_s = 0.0
     if before is not None and before.plan is not None:
-        worked = [row.seconds for row in rows if before.plan.boundary <= row.batch < plan.furthest]
-        unnoticed_s = max(began.at - before.at - sum(worked), 0.0)
+        worked_s = _seconds_of(rows, before.plan.boundary, plan.furthest)
+        unnoticed_s = max(began.at - before.at - worked_s, 0.0)
     is_whole = not rows or rows[-1].batch + 1 >= plan.furthest
     return Failure(
         at_s=began.at,
@@ -384,8 +396,14 @@ def _failure(
         boundary=plan.boundary,
         text=_cut(began.text),
         still_s=unnoticed_s + max(ended.at - began.at, 0.0),
-        again_s=sum(again) if is_whole else None,
+        again_s=_seconds_of(rows, plan.boundary, plan.furthest) if is_whole else None,
     )
+
+
+def _seconds_of(rows: Sequence[HistoryRow], first: int, end: int) -> float:
+    """Return the seconds that batches took; some rows may be left out of a long history."""
+    found = [row.seconds for row in rows if first <= row.batch < end]
+    return sum(found) / len(found) * (end - first) if found else 0.0
 
 
 def _events(records: Sequence[EventRecord], generations: Sequence[Generation]) -> list[Event]:
@@ -433,11 +451,16 @@ def _classes(job: JobView) -> tuple[str, ...]:
     return told.arithmetic_classes if told is not None else job.phase.arithmetic_classes
 
 
-def _commands(report: JobReport) -> tuple[str, ...]:
+def _commands(report: JobReport, spec: JobSpec) -> tuple[str, ...]:
     """Return the commands that compute the same bits from the job file below."""
+    wheel = (f"# with the plug-in of SHA-256 {spec.plugins.sha256} in its place",) if spec.plugins.sha256 else ()
     cuts = f" --coded-cuts {','.join(report.coded_cuts)}" if report.coded_cuts else ""
     name = report.name
-    return (f"headway reference {name}.toml --out plain{cuts}", f"headway run {name}.toml --nodes 2 --out again")
+    return (
+        *wheel,
+        f"headway reference {name}.toml --out plain{cuts}",
+        f"headway run {name}.toml --nodes 2 --out again",
+    )
 
 
 def _compared(rows: Sequence[HistoryRow], spec: JobSpec | None, other: OtherRun) -> Other:

@@ -35,8 +35,10 @@ def page_html(picture: Picture | None, *, more_scripts: tuple[str, ...] = (), co
 
 def write_report(picture: Picture, out: Path) -> None:
     """Write the page. Raises ConfigError for a path that cannot be written."""
+    draft = out.with_name(f"{out.name}.part")
     try:
-        out.write_text(page_html(picture), encoding="utf-8", errors="replace")
+        draft.write_text(page_html(picture), encoding="utf-8", errors="replace")
+        draft.replace(out)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror or error}", str(out)) from error
 

@@ -107,7 +107,8 @@ const Headway = (() => {
       root.textContent = "";
       this.title = el(root, "header");
       this.readout = el(root, "dl", "readout");
-      this.readout.setAttribute("aria-live", "polite");
+      this.voice = el(root, "div", "voice");  // speaks only of moves by key or event: the mouse moves too often
+      this.voice.setAttribute("aria-live", "polite");
       this.stack = el(root, "div", "stack");
       this.stack.tabIndex = 0;
       this.stack.setAttribute("role", "group");
@@ -231,7 +232,7 @@ const Headway = (() => {
       const other = this.picture.other, unit = "nats per token, by batch";
       const more = { points: { show: true, size: 5 }, dash: [5, 4] };
       const lines = [["loss", "loss", 0], ["eval_loss", "held-out loss", 1, more]];
-      if (other) lines.unshift([other.loss, `loss of ${other.name}`, 4, { width: 6 }], [other.eval_loss, `held-out loss of ${other.name}`, 6, more]);
+      if (other) lines.unshift([other.loss, `loss of ${other.name}`, 6, { width: 6 }], [other.eval_loss, `held-out loss of ${other.name}`, 3, more]);
       if (!this.curve("Loss", unit, lines, this.width < 560 ? 220 : 280, { isFirst: true })) {
         el(this.section("Loss", unit), "p", "none", "No batch is safe from a failure yet.");
       }
@@ -470,7 +471,9 @@ const Headway = (() => {
       this.line.hidden = x < this.left - 1 || x > this.width - RIGHT + 1;
       this.line.style.left = `${x}px`;
       this.tell(index);
-      if (isSought) this.stack.scrollIntoView({ block: "nearest" });
+      if (!isSought) return;
+      this.voice.textContent = `batch ${count(this.batch)}, loss ${loss.values[index]}`;
+      this.stack.scrollIntoView({ block: "nearest" });
     }
 
     tell(index) {

@@ -6,8 +6,8 @@ import pytest
 
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import CheckpointRecord, EventRecord, Phase, PlanRecord
-from headway.daemon.decide.commands import MAX_EVENTS, MAX_TRIMMED, Command, Decision, Transaction
+from headway.daemon.cluster.records import CheckpointRecord, EventRecord, Phase, PlanRecord, WorkerPart
+from headway.daemon.decide.commands import MAX_EVENTS, MAX_OUTLINES, MAX_TRIMMED, Command, Decision, Transaction
 from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.deadlines import LEASE_TTL_S
 from headway.daemon.decide.situation import LONGEST_PATIENCE_S
@@ -195,3 +195,41 @@ def test_the_newest_events_stay() -> None:
         cluster.calm(max_rounds=40)
     numbers = sorted(int(key.rpartition("/")[2]) for key in cluster.store.values if "/events/" in key)
     assert numbers == list(range(cluster.phase("first").num_events - MAX_EVENTS, cluster.phase("first").num_events))
+
+
+def test_an_event_keeps_who_held_which_layers() -> None:
+    """A worker dies: the events say that training was interrupted, and which plan came into force, layer by layer."""
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("b")
+    recovered(cluster)
+    cluster.calm(max_rounds=40)
+    job = cluster.truth().jobs["first"]
+    told = [job.events[number] for number in sorted(job.events)]
+    assert [record.is_failure for record in told].count(True) == 1
+    assert job.plan is not None
+    assert job.spec is not None
+    newest = [record.plan for record in told if record.plan is not None][-1]
+    assert newest == job.plan.outline(job.spec.layers)
+    assert (newest.stages[0].first, newest.stages[-1].last) == (0, len(job.spec.layers) - 1)
+
+
+def test_a_long_past_plan_of_many_stages_loses_its_layers() -> None:
+    """A hundred stages on a thousand nodes: few bytes an event, and only the newest events have them."""
+    layers = tuple(f"block.{number}" for number in range(100))
+    part = WorkerPart(node="", node_incarnation="", device_index=0, layers=(), depth=1)
+    workers = tuple(replace(part, node=f"node-{number}", layers=(layers[number // 10],)) for number in range(1000))
+    outline = PlanRecord(generation=1, timeline=1, workers=workers).outline(layers)
+    assert [stage.num_others for stage in outline.stages] == [9] * 100
+    many = encode(EventRecord(at=0.0, text="of old", generation=1, plan=outline))
+    assert len(many) < 4000
+    cluster = trained("a", "b", batches=6)
+    cluster.store.transact({}, {Keys.event("first", number): many for number in range(MAX_OUTLINES)})
+    phase = cluster.phase("first")
+    cluster.store.transact({}, {Keys.of("first", "phase"): encode(replace(phase, num_events=MAX_OUTLINES))})
+    cluster.fail_worker("b")
+    recovered(cluster)
+    cluster.calm(max_rounds=40)
+    told = [decode(cluster.store.values[Keys.event("first", number)], EventRecord) for number in range(8)]
+    kept = [len(record.plan.stages) for record in told if record.plan is not None]
+    assert kept[0] == 0
+    assert kept[-1] == 100

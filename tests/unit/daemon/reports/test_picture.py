@@ -15,7 +15,7 @@ from headway.daemon.jobs.changed_keys import job_text
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.reports.metrics_file import MetricsFile, read_rows
-from headway.daemon.reports.picture import MOST_POINTS, OtherRun, picture_of, reduced
+from headway.daemon.reports.picture import MOST_PLANS, MOST_POINTS, OtherRun, picture_of, reduced, telling_rows
 from tests.rigs.pictured_job import BEGAN_S, job_view, outline, rows, story
 
 ROOT = Path(__file__).parents[4]
@@ -169,6 +169,34 @@ def test_a_million_batches_on_a_thousand_nodes_stay_below_a_megabyte(crowded: by
     assert len(told["generations"]) == 500
     assert any(plan["stages"] for plan in told["generations"])
     assert len(told["devices"]) > 100
+
+
+def test_thousands_of_plans_without_events_stay_bounded() -> None:
+    """Events of a job under faults for hours are gone: the longest of its plans are shown."""
+    history = [replace(row, generation=1 + row.batch // 3) for row in rows(20_000)]
+    picture = picture_of(job_view(20_000, events=()), {}, history, now_s=BEGAN_S)
+    assert len(picture.generations) == MOST_PLANS
+    assert len(msgspec.json.encode(picture)) < 500_000
+
+
+def test_a_job_with_a_plug_in_reads_back() -> None:
+    """Its settings are tables in the file, and the commands name the wheel that they need."""
+    text = (
+        'job.name = "a"\nplugins.wheel = "own.whl"\n'
+        'optim.matrices = { name = "own:Sign", settings = { beta = 0.95, steps = 3 } }\n'
+    )
+    spec = parse_job(text)
+    assert parse_job(job_text(spec)) == spec
+
+
+def test_the_telling_rows_of_a_stretch_have_its_extremes() -> None:
+    """A spike of a loss, of a time, and both ends."""
+    history = rows(100)
+    history[40] = replace(history[40], loss=99.0)
+    history[60] = replace(history[60], seconds=77.0)
+    kept = [row.batch for row in telling_rows(history)]
+    assert {0, 40, 60, 99} <= {*kept}
+    assert len(kept) <= 2 + 2 * 5
 
 
 def test_a_name_is_the_default(tmp_path: Path) -> None:
