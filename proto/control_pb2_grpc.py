@@ -46,8 +46,8 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.LogsRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.LogLine.FromString,
                 _registered_method=True)
-        self.Journal = channel.unary_stream(
-                '/headway.control.Node/Journal',
+        self.History = channel.unary_stream(
+                '/headway.control.Node/History',
                 request_serializer=headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.JournalRows.FromString,
                 _registered_method=True)
@@ -127,7 +127,7 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Journal(self, request, context):
+    def History(self, request, context):
         """The journal of the newest boundary that has been written, from a batch on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -224,8 +224,8 @@ def add_NodeServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_proto_dot_control__pb2.LogsRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.LogLine.SerializeToString,
             ),
-            'Journal': grpc.unary_stream_rpc_method_handler(
-                    servicer.Journal,
+            'History': grpc.unary_stream_rpc_method_handler(
+                    servicer.History,
                     request_deserializer=headway_dot_proto_dot_control__pb2.JournalRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.JournalRows.SerializeToString,
             ),
@@ -352,7 +352,7 @@ class Node:
             _registered_method=True)
 
     @staticmethod
-    def Journal(request,
+    def History(request,
             target,
             options=(),
             channel_credentials=None,
@@ -365,7 +365,7 @@ class Node:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/headway.control.Node/Journal',
+            '/headway.control.Node/History',
             headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.JournalRows.FromString,
             options,

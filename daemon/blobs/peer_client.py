@@ -262,7 +262,7 @@ class NodeClient:
     ) -> AsyncIterator[control_pb2.JournalRows]:
         """Yield the newest written journal of a job. every: only batches that it divides, and evaluated ones."""
         request = control_pb2.JournalRequest(job=job, from_batch=from_batch, every=every)
-        return self._read(endpoint, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
+        return self._read(endpoint, lambda stub: stub.History(request, timeout=TRANSFER_TIMEOUT_S))
 
     def trace(
         self, endpoint: NodeEndpoint, job: str, *, forwarded: bool = False
@@ -417,6 +417,8 @@ def _translated(endpoint: NodeEndpoint, error: grpc.aio.AioRpcError) -> PeerErro
     peer, details = str(endpoint), in_words(error.details() or error.code().name)
     if details == OTHER_NAME:
         details += f" {endpoint.name or endpoint.address.rpartition(':')[0]}"
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        details = "it runs another release, which does not know this call: use its `headway`, or upgrade it"
     if error.code() in _GONE:
         return UnavailableError(peer, details)
     if error.code() is grpc.StatusCode.NOT_FOUND:

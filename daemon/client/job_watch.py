@@ -20,7 +20,7 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
 from headway.proto import control_pb2
-from headway.stages.errors import PeerError, UnavailableError
+from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 
 PAST_TIMEOUT_S: Final = 3.0
 """Wait at most so long for the past of a job before its present is shown."""
@@ -114,6 +114,8 @@ def traceback_line(lines: list[str]) -> str:
 
 WHOLE_TIMEOUT_S: Final = 30.0
 WHOLE_INTERVAL_S: Final = 0.1
+MOST_INTERVAL_S: Final = 5.0
+"""All nodes are asked for the last rows after a pause that grows up to this."""
 _COLUMNS: Final = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm")
 _UNKNOWN: Final = -1.0
 """Stands in JournalRows where a value is missing."""
@@ -173,7 +175,7 @@ class HistoryReader:
 
         """
         reason = "no node has more batches"
-        gives_up_at = time.monotonic() + timeout_s
+        gives_up_at, pause_s = time.monotonic() + timeout_s, WHOLE_INTERVAL_S
         while self.next_batch < num_batches:
             view = await self._session.view()
             for name in sorted(view.nodes):
@@ -186,7 +188,8 @@ class HistoryReader:
                 if time.monotonic() > gives_up_at:
                     have = f"{self.next_batch} of {num_batches} batches"
                     raise TimeoutError(f"journal of {self._job}: {have} came within {timeout_s:g} s ({reason})")
-                await asyncio.sleep(WHOLE_INTERVAL_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_INTERVAL_S)
 
     async def _rows_of(self, view: ClusterView, endpoint: NodeEndpoint) -> AsyncIterator[HistoryRow]:
         """Yield what a daemon knows of the job's journal. Raises PeerError, RecoveryError."""
@@ -196,6 +199,8 @@ class HistoryReader:
         rate = rates(spec)
         told = self._client.journal(endpoint, self._job, from_batch=self.next_batch, every=self._every)
         async for columns in told:
+            if len({len(getattr(columns, name)) for name in _COLUMNS}) > 1:
+                raise ProtocolError(str(endpoint), "sent columns of a history that differ in length")
             for row in _rows_in(columns, rate):
                 yield row
             self.next_batch = columns.next_batch

@@ -593,4 +593,4 @@ class EventRecord:
     plan: PlanOutline | None = None
     """The plan that came into force; None: none did, or an earlier release wrote the event."""
     goodput_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by class that the workers had spent by then, as far as they are known: `JobView.spent_s`."""
+    """Seconds by class that the workers had spent by then, as far as they are known: `JobView.told_s`."""

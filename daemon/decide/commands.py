@@ -225,7 +225,7 @@ def _events(
         generation=generation,
         is_failure=to is Phase.RECOVERING,
         plan=plan.outline(situation.spec.layers) if plan is not None else None,
-        goodput_s={kind: round(spent, 1) for kind, spent in situation.job.spent_s.items()},
+        goodput_s=situation.job.told_s,
     )
     found = {Keys.event(name, next_number): encode(record)}
     past = situation.job.events.get(next_number - MAX_OUTLINES)

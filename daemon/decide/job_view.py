@@ -27,6 +27,9 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import devices
 from headway.daemon.plan.rebalance import Promises
 
+CLASSES: Final = ("useful", "waiting", "replay", "snapshot", "bubble", "recovery", "replan", "idle")
+"""Classes of a worker's seconds, as `stages/telemetry/goodput.py` counts them."""
+MOST_SECONDS: Final = 1e12
 WAITING: Final = "waiting:"
 """Begins the class of seconds in which a worker waits for a peer, which the rest names."""
 MOST_READINGS: Final = 3
@@ -158,6 +161,12 @@ class JobView:
                 merged = "waiting" if kind.startswith(WAITING) else kind
                 totals[merged] = totals.get(merged, 0.0) + value
         return totals
+
+    @property
+    def told_s(self) -> dict[str, float]:
+        """Return `spent_s` for an event, which anybody's record of goodput must leave short and readable."""
+        spent = self.spent_s
+        return {kind: round(spent[kind], 1) for kind in CLASSES if 0.0 < spent.get(kind, 0.0) < MOST_SECONDS}
 
     @property
     def spec(self) -> JobSpec | None:

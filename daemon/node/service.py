@@ -352,7 +352,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             async for line in self._all_logs(request):
                 yield line
 
-    async def Journal(  # noqa: N802
+    async def History(  # noqa: N802
         self, request: control_pb2.JournalRequest, context: Any
     ) -> AsyncIterator[control_pb2.JournalRows]:
         """Send the newest written journal of a job, from a batch on."""

@@ -30,7 +30,7 @@ CALLERS: Final[Mapping[str, frozenset[Role]]] = {
     "Describe": ANYBODY,
     "Status": ANYBODY,
     "Logs": ANYBODY,
-    "Journal": ANYBODY,
+    "History": ANYBODY,
     "Trace": ANYBODY,
     "Accompany": ANYBODY,
     "Read": _NO_READERS,  # weights: a node takes those of its layers, and an operator exports
@@ -83,7 +83,7 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "HasData": CallLimit(in_all=32, per_connection=8),
     "GiveData": CallLimit(in_all=4, per_connection=2),
     "Logs": CallLimit(in_all=128, per_connection=32),
-    "Journal": CallLimit(in_all=16, per_connection=8),
+    "History": CallLimit(in_all=16, per_connection=8),
     "DialPeers": CallLimit(in_all=8, per_connection=2),
     "TryFolder": CallLimit(in_all=8, per_connection=2),
     "Trace": CallLimit(in_all=16, per_connection=8),

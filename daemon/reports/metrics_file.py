@@ -62,10 +62,10 @@ def read_rows(path: Path) -> list[HistoryRow]:
             for number, line in enumerate(stream, start=1):
                 if not line.endswith(b"\n"):
                     break
-                rows.append(msgspec.json.decode(line, type=HistoryRow))
+                rows.append(msgspec.convert(json.loads(line), HistoryRow))  # json reads NaN
                 if len(rows) > 1 and rows[-1].batch <= rows[-2].batch:
                     raise ConfigError(f"line {number} is batch {rows[-1].batch}, which is not a new one", str(path))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"line {number} is no batch's metrics: {error}", str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", str(path)) from error

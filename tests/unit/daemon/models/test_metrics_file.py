@@ -1,12 +1,14 @@
 """metrics.jsonl has each batch once, in order, to the last bit, over any number of runs."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
 
 
 def append(metrics: MetricsFile, batch: int, loss: float = 1.0) -> None:
@@ -87,3 +89,13 @@ def test_a_file_of_another_kind_is_not_resumed(tmp_path: Path, content: str) -> 
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: line 1 is"):
         MetricsFile(path, is_resumed=True)
     assert path.read_text() == content
+
+
+def test_a_diverged_batch_is_read_back(tmp_path: Path) -> None:
+    """Its loss is no number and its norm is infinite: the file that one wants to look at is readable."""
+    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
+        row = HistoryRow(batch=0, loss=math.nan, learning_rate=0.5, tokens=64, seconds=0.5, generation=2)
+        metrics.append(replace(row, gradient_norm=math.inf))
+    (found,) = read_rows(tmp_path / "metrics.jsonl")
+    assert math.isnan(found.loss)
+    assert found.gradient_norm == math.inf

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.measurements import GoodputRecord
 from headway.daemon.cluster.records import EventRecord
 from headway.daemon.jobs.changed_keys import job_text
 from headway.daemon.jobs.job import JobSection, JobSpec
@@ -217,3 +218,11 @@ def test_each_plan_has_the_seconds_that_were_spent_while_it_was_in_force() -> No
         {"useful": 25.0, "bubble": 3.0},
         {},
     ]
+
+
+def test_an_event_takes_only_seconds_that_can_be_told() -> None:
+    """A record names a thousand classes, and one that overflows: the event has the one that is known, and finite."""
+    made_up = {f"class {number}": 1.0 for number in range(1000)}
+    seconds = {"useful": 2.04, "waiting:stage 1": 1.0, "waiting:stage 2": 2.0, "idle": float("inf"), **made_up}
+    job = replace(job_view(10), goodput={(1, 0): GoodputRecord(node="a", incarnation="i", seconds=seconds)})
+    assert job.told_s == {"useful": 2.0, "waiting": 3.0}
