@@ -389,25 +389,36 @@ def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_j
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
 
     A job with an [adapter] gives a folder that PEFT opens; --merge gives the whole model. An earlier export in the
-    folder stays until the new one is complete. Files that belong to no model stay.
+    folder stays until the new one is complete. Files that belong to no model stay. Beside the model,
+    metrics.jsonl has the batches that made it.
 
     \b
     headway export my-job --out exported
     headway export my-job --out exported --dtype bfloat16
     headway export my-job --out exported --merge
     """
+    from headway.daemon.base.errors import ConfigError, RecoveryError
     from headway.daemon.client.export import ExportReport
     from headway.daemon.client.export import export as export_job
+    from headway.daemon.client.job_watch import write_history
+    from headway.daemon.reports.metrics_file import METRICS_NAME
+    from headway.stages.errors import PeerError
 
     def show(done: int, total: int) -> None:
         draw_over(f"layer {done}/{total}", is_last=done == total)
 
-    boundary = where.run(
-        lambda session: export_job(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
-    )
+    async def work(session: "ClusterSession") -> int:
+        boundary = await export_job(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
+        try:
+            await write_history(session, job, out / METRICS_NAME, below=boundary.number)
+        except (ConfigError, PeerError, RecoveryError) as error:
+            warn(f"the history of {job} is not beside its model: {error}")
+        return boundary.number
+
+    boundary = where.run(work)
     if as_json:
-        return as_json_text(ExportReport(job=job, boundary=boundary.number, out=str(out)))
-    return f"{out}: the model after {boundary.number} batches"
+        return as_json_text(ExportReport(job=job, boundary=boundary, out=str(out)))
+    return f"{out}: the model after {boundary} batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

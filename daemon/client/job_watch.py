@@ -275,6 +275,18 @@ async def history_in(
         await reader.close()
 
 
+async def write_history(session: ClusterSession, name: str, path: Path, *, below: int) -> None:
+    """Write the rows before a boundary as a metrics file, in place of an earlier one.
+
+    Raises ConfigError when the file is another one, UnavailableError when no node answers.
+    """
+    MetricsFile(path, is_resumed=True).close()  # nothing of a user's is replaced
+    with MetricsFile(path) as metrics:
+        async for row in read_history(session, name):
+            if row.batch < below:
+                metrics.append(row)
+
+
 async def follow_history(
     session: ClusterSession, name: str, *, from_batch: int = 0, every: int = 1
 ) -> AsyncIterator[HistoryRow]:

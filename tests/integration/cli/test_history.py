@@ -29,4 +29,7 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     assert rows == [json.loads(line) for line in program.run("history", "tiny", "--json")[1].splitlines()]
     assert all(row["gradient_norm"] > 0 for row in rows)
     assert len({row["generation"] for row in rows}) > 1
+    assert program.run("export", "tiny", "--out", "exported")[0] == 0
+    beside = (program.folder / "exported" / "metrics.jsonl").read_text().splitlines()
+    assert list(map(json.loads, beside)) == rows
     assert batches("--every", "7", "--from", "9") == list(range(14, 600, 7))
