@@ -1,5 +1,5 @@
-# The whole interface: setup, check, quick, test, test-all, faults, machines, systemd, prometheus, soak, endurance, fuzz,
-# s3, mutants, bench, gpu, proto, demo, clean.
+# The whole interface: setup, check, quick, test, test-all, pages, faults, machines, systemd, prometheus, soak, endurance,
+# fuzz, s3, mutants, bench, gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check quick test test-all faults machines image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check quick test test-all pages faults machines image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -71,6 +71,12 @@ machines: setup
 # The image, built without a container engine: root, unshare and Debian's Python. TORCH_INDEX=… takes torch from elsewhere.
 image: setup
 	$(BIN)/python -m pytest -v tests/image
+
+# The pages in a headless browser; SHOTS=FOLDER also writes pictures of them. `make test` runs this where Chromium is.
+pages: export SHOTS := $(SHOTS)
+pages: setup
+	@command -v chromium >/dev/null || { echo "needs Chromium: apt-get install chromium" >&2; exit 2; }
+	$(BIN)/python -m pytest -s tests/integration/pages
 
 # The service's whole life in a booted systemd: root, systemd-nspawn and Debian's Python. SYSTEMD="-s" shows the figures.
 systemd: setup

@@ -1,8 +1,4 @@
-"""Pages of a cluster for browsers: `headway web`. Every route only reads, and its session to etcd changes nothing.
-
-One task follows the cluster for all who look. What they get is the newest state, in parts: whoever reads slowly misses
-states in between, and nothing waits in a queue.
-"""
+"""Pages of a cluster for browsers: `headway web`. Every route only reads, and its session to etcd changes nothing."""
 
 import asyncio
 import hmac
@@ -10,29 +6,23 @@ import ipaddress
 import secrets
 import socket
 import ssl
-import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from importlib import resources
-from operator import is_not
 from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import quote, urlsplit
 
-import msgspec
 from aiohttp import web
 
 from headway.daemon.base.addresses import LOCAL_HOSTS, bracketed, join_address, split_address
-from headway.daemon.base.errors import ConfigError, StoreError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, advice_on, outcome_of, plain
-from headway.daemon.client.node_requests import report_shares
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.client.job_requests import job_of
+from headway.daemon.client.live_state import BEAT_S, ClusterFollower, JobFollower, Viewer
 from headway.daemon.net.certificates import check_own_certificate, names_in, read_certificate
-from headway.daemon.reports.cluster_picture import MOST_TROUBLES, Trouble, job_row, link_rows, node_rows, troubles
-from headway.daemon.reports.job_report import reports_in
+from headway.daemon.reports.report_page import PAGE
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE
 
 MOST_VIEWERS: Final = 100
@@ -40,15 +30,8 @@ MOST_CONNECTIONS: Final = 4 * MOST_VIEWERS
 """A browser opens several; more connections are closed unheard."""
 SLOW_S: Final = 30.0
 """A viewer that takes nothing for so long is dropped. Its page dials again by itself."""
-BEAT_S: Final = 15.0
-"""Something is sent at least so often, so that both sides notice a connection that is dead."""
 END_S: Final = 0.2
 """Ctrl-C waits so long for answers that are on their way."""
-PAUSE_S: Final = 0.5
-"""Least time between two states that viewers get."""
-LEAST_REST: Final = 150.0
-"""A state that took a second to make is the last one for so many seconds: so pages take less than 1 % of a core."""
-MEMBERS_EVERY_S: Final = 10.0
 TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -135,192 +118,20 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
         return False
 
 
-class Viewer:
-    """One page that looks: what it has not got yet. The newest of each part replaces the one before."""
-
-    def __init__(self, parts: Mapping[str, bytes]) -> None:
-        self._unsent = dict(parts)
-        self._has_news = asyncio.Event()
-
-    def tell(self, part: str, event: bytes) -> None:
-        """Note the newest event of a part."""
-        self._unsent[part] = event
-        self._has_news.set()
-
-    async def next(self) -> bytes:
-        """Return what it has not got, or a beat."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_S):
-                while not self._unsent:
-                    self._has_news.clear()
-                    await self._has_news.wait()
-        events, self._unsent = b"".join(self._unsent.values()), {}
-        return events or b":\n\n"
-
-
-class Topic:
-    """The newest state of one subject as events, one for each of its parts, and those who look at it."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, bytes] = {}
-        self.viewers: set[Viewer] = set()
-
-    def tell(self, part: str, value: object) -> None:
-        """Tell everybody a part, if it has changed."""
-        event = b"event: %b\ndata: %b\n\n" % (part.encode(), msgspec.json.encode(value))
-        if self._parts.get(part) != event:
-            self._parts[part] = event
-            for viewer in self.viewers:
-                viewer.tell(part, event)
-
-    @contextmanager
-    def viewer(self) -> Iterator[Viewer]:
-        """Add someone who looks, until this context ends."""
-        viewer = Viewer(self._parts)
-        self.viewers.add(viewer)
-        try:
-            yield viewer
-        finally:
-            self.viewers.discard(viewer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow:
-    """A member of etcd, as it tells of itself."""
-
-    address: str
-    version: str = ""
-    database_bytes: int = 0
-    is_leader: bool = False
-    trouble: str = ""
-
-
-class ClusterFollower:
-    """Follows one cluster, and makes the state that its viewers get."""
-
-    def __init__(self, session: ClusterSession) -> None:
-        self.topic = Topic()
-        self._session = session
-        self._view = ClusterView()
-        self._away: StoreError | None = None
-        """Why etcd does not answer; None: it does."""
-        self._members: tuple[MemberRow, ...] = ()
-        self._remarks: tuple[Trouble, ...] = ()
-        """That etcd is full, that this person's certificate ends."""
-        self._inputs: tuple[object, ...] = ()
-        """Records from which the newest nodes and links were made; replaced, never changed."""
-        self._has_changed = asyncio.Event()
-
-    async def run(self) -> NoReturn:
-        """Follow until cancelled. An etcd that goes away, or refuses, is told of and followed again."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow())
-            tasks.create_task(self._ask_members())
-            tasks.create_task(self._tell())
-        raise AssertionError("a cluster is followed for ever")
-
-    @contextmanager
-    def viewer(self) -> Iterator[Viewer]:
-        """Add someone who looks; the first one gets a state that is not older."""
-        if not self.topic.viewers:
-            self._publish()
-        with self.topic.viewer() as viewer:
-            yield viewer
-
-    async def _follow(self) -> NoReturn:
-        while True:
-            try:
-                async for view in self._session.follow(on_away=self._note_away):
-                    self._view, self._away = view, None
-                    self._has_changed.set()
-            except StoreError as error:
-                self._note_away(error)
-                await asyncio.sleep(PAUSE_S)
-
-    def _note_away(self, error: StoreError) -> None:
-        self._away = error
-        self._has_changed.set()
-
-    async def _ask_members(self) -> NoReturn:
-        """Ask each member of etcd how it is, from time to time."""
-        address = self._session.address
-        async with AsyncExitStack() as stack:
-            sessions = [
-                await stack.enter_async_context(ClusterSession(replace(address, etcd=(member,))))
-                for member in address.etcd
-            ]
-            while True:
-                self._members = tuple(await asyncio.gather(*map(_ask, sessions)))
-                remarks = {"your certificate": "", "etcd": ""}
-                with suppress(ConfigError, StoreError):  # a renewal goes on; it is away, which is told
-                    remarks["your certificate"] = address.certificate_end()
-                    remarks["etcd"] = await self._session.why_full()
-                self._remarks = tuple(Trouble(about=what, sentence=line) for what, line in remarks.items() if line)
-                self._has_changed.set()
-                await asyncio.sleep(MEMBERS_EVERY_S)
-
-    async def _tell(self) -> NoReturn:
-        """Make a state after each change, with rests that grow with the time that one takes."""
-        while True:
-            await self._has_changed.wait()
-            self._has_changed.clear()
-            began = time.perf_counter()
-            if self.topic.viewers:
-                self._publish()
-            await asyncio.sleep(max(PAUSE_S, LEAST_REST * (time.perf_counter() - began)))
-
-    def _publish(self) -> None:
-        """Make the present state. Nodes and links follow from fewer records than jobs, which change all the time."""
-        view, tell = self._view, self.topic.tell
-        jobs = view.jobs_in_order()
-        reports = reports_in(view, jobs)
-        found = [*self._own_troubles(), *troubles(view, reports)]
-        about = {"etcd": self._session.client.target, "leader": view.leader.node if view.leader else ""}
-        tell("about", about | {"num_troubles": len(found), "troubles": found[:MOST_TROUBLES]})
-        tell("jobs", [job_row(report) for report in reports])
-        tell("users", report_shares(view))
-        tell("members", self._members)
-        inputs = (view.nodes, view.failures, view.probes, view.reach, view.leader, *(job.plan for job in jobs))
-        if len(inputs) != len(self._inputs) or any(map(is_not, inputs, self._inputs)):
-            self._inputs = inputs
-            tell("nodes", node_rows(view))
-            tell("links", link_rows(view))
-
-    def _own_troubles(self) -> Iterator[Trouble]:
-        """Yield what is wrong with etcd, and with this person's certificate."""
-        away = [(self._away.target, self._away.reason)] if self._away is not None else []
-        for about, reason in away or [(f"etcd at {each.address}", each.trouble) for each in self._members]:
-            if reason:
-                yield Trouble(about=about, sentence=plain(reason), advice=advice_on([outcome_of(reason)], OF_ETCD))
-        yield from self._remarks
-
-
-async def _ask(session: ClusterSession) -> MemberRow:
-    (address,) = session.address.etcd
-    try:
-        told = await session.client.status()
-    except StoreError as error:
-        return MemberRow(address=address, trouble=plain(error.reason))
-    return MemberRow(
-        address=address,
-        version=told.version,
-        database_bytes=told.database_bytes,
-        is_leader=told.is_leader,
-        trouble="" if told.has_leader else LEADERLESS,
-    )
-
-
 class Pages:
     """The routes. Each only reads, and each wants the token that the address of this server has."""
 
     def __init__(self, follower: ClusterFollower, listening: Listening, token: str) -> None:
         self._follower, self._listening, self._token = follower, listening, token.encode()
         self._num_viewers = 0
-        folder = resources.files("headway.daemon.reports") / "page"
-        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if Path(each.name).suffix in TYPES}
+        self._jobs: dict[str, tuple[JobFollower, asyncio.Task[None]]] = {}
+        """Jobs that somebody looks at, each with the task that follows it."""
+        self._files = {each.name: each.read_bytes() for each in PAGE.iterdir() if Path(each.name).suffix in TYPES}
         self.app = web.Application(middlewares=[self._guarded])
         self.app.router.add_get("/", partial(self._file, "cluster.html"))
-        self.app.router.add_get("/events", self._events)
+        self.app.router.add_get("/events", self._cluster_events)
+        self.app.router.add_get("/jobs/{name}", self._job)
+        self.app.router.add_get("/jobs/{name}/events", self._job_events)
         for name in self._files:
             self.app.router.add_get(f"/page/{name}", partial(self._file, name))
 
@@ -358,11 +169,36 @@ class Pages:
     async def _file(self, name: str, _: web.Request) -> web.Response:
         return web.Response(body=self._files[name], content_type=TYPES[Path(name).suffix], charset="utf-8")
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        with self._follower.viewer() as viewer:
-            return await self._stream(request, viewer)
+    async def _job(self, request: web.Request) -> web.Response:
+        try:
+            job_of(self._follower.view, request.match_info["name"])
+        except ConfigError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        return await self._file("job.html", request)
 
-    async def _stream(self, request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    async def _cluster_events(self, request: web.Request) -> web.StreamResponse:
+        with self._follower.viewer() as viewer:
+            return await self._stream(request, viewer, lambda _: b"")
+
+    async def _job_events(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in self._follower.view.jobs:
+            raise web.HTTPNotFound
+        if name not in self._jobs:
+            new = JobFollower(self._follower, name)
+            self._jobs[name] = new, asyncio.create_task(new.run())
+        follower, following = self._jobs[name]
+        try:
+            with follower.viewer() as viewer:
+                return await self._stream(request, viewer, follower.unsent_rows)
+        finally:
+            if not follower.topic.viewers:
+                following.cancel()
+                self._jobs.pop(name, None)
+
+    async def _stream(
+        self, request: web.Request, viewer: Viewer, unsent_rows: Callable[[Viewer], bytes]
+    ) -> web.StreamResponse:
         """Send what a viewer has not got, until it leaves or takes nothing any more."""
         if self._num_viewers >= MOST_VIEWERS:
             return web.Response(status=503, text=f"{MOST_VIEWERS} pages look already\n")
@@ -373,7 +209,7 @@ class Pages:
             while True:
                 events = await viewer.next()
                 async with asyncio.timeout(SLOW_S):
-                    await answer.write(events)
+                    await answer.write(events + unsent_rows(viewer) or b":\n\n")
         except (ConnectionError, TimeoutError):
             if request.transport is not None:
                 request.transport.abort()
@@ -390,8 +226,7 @@ async def serve(address: ClusterAddress, listening: Listening, *, on_ready: Call
     token = secrets.token_urlsafe(32)
     async with ClusterSession(address) as session:
         session.client.ask_before_changes(_why_no_change)
-        await session.view()
-        follower = ClusterFollower(session)
+        follower = ClusterFollower(session, await session.view())
         runner = web.AppRunner(
             Pages(follower, listening, token).app,
             access_log=None,

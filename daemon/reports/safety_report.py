@@ -95,6 +95,15 @@ def safety_lines(report: SafetyReport) -> list[str]:
     return lines + list(report.readings) + [f"warning: {trouble}" for trouble in report.troubles]
 
 
+def cost_of_loss(report: SafetyReport) -> str:
+    """Return what the loss of one machine would cost now; empty: the job does not train."""
+    if report.lag is None:
+        return ""
+    return f"losing one machine costs {_batches(report.lag)}" + (
+        f": {report.unprotected}" if report.unprotected else ""
+    )
+
+
 def _unprotected(job: JobView, spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> str:
     return "" if job.phase.phase in TERMINAL_PHASES else why_unprotected(spec, nodes)
 

@@ -7,15 +7,13 @@ let nodes = [];
 
 function about(state) {
   document.getElementById("where").textContent = `${state.etcd}${state.leader ? ` · ${state.leader} leads` : ""}`;
-  const [first, ...others] = state.troubles;
-  if (!first) health("good", "✓ all well");
-  else health("bad", `✗ ${first.about}: `, ...sentence(first.sentence), first.advice ? " — " : "", ...sentence(first.advice));
+  const [first, ...others] = state.troubles.map(trouble);
+  if (first) health("bad", "✗ ", ...first);
+  else health("good", "✓ all well");
   const more = document.getElementById("troubles");
   more.hidden = !others.length;
   more.firstElementChild.textContent = `${state.num_troubles - 1} more`;
-  more.lastElementChild.replaceChildren(
-    ...others.map((each) => el("li", {}, `${each.about}: `, sentence(each.sentence), each.advice ? " — " : "", sentence(each.advice))),
-  );
+  more.lastElementChild.replaceChildren(...others.map((each) => el("li", {}, each)));
 }
 
 const ORDER = ["queued", "paused", "failed", "cancelled", "finished"];
@@ -24,7 +22,7 @@ function jobs(rows) {
   const rank = (job) => [ORDER.indexOf(job.phase), job.queue_position || 0];
   rows.sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1]);
   show("jobs", rows.length ? table([
-    ["job", (job) => job.name],
+    ["job", (job) => el("a", { id: `job-${job.name}`, href: `/jobs/${encodeURIComponent(job.name)}` }, job.name)],
     ["phase", (job) => el("span", { class: `phase ${job.phase}` }, job.phase)],
     ["progress", (job) => [el("progress", { value: (job.batch ?? -1) + 1, max: job.batches }), ` ${job.progress}`]],
     ["loss", (job) => job.loss?.toFixed(4), "number"],
@@ -67,54 +65,6 @@ function grouped(rows) {
   return sites;
 }
 
-// Ends on a circle; a line is as thick as its way is fast, dashed where no plan uses it, and crossed out where blocked.
-function map(rows, names) {
-  const [wide, high, radius] = [640, 420, 150];
-  const at = new Map(names.map((name, index) => {
-    const angle = (2 * Math.PI * index) / names.length - Math.PI / 2;
-    return [name, [wide / 2 + 1.3 * radius * Math.cos(angle), high / 2 + radius * Math.sin(angle)]];
-  }));
-  const svg = (tag, props, ...children) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
-    node.append(...children);
-    return node;
-  };
-  const lines = rows.filter((row) => row.ends[0] !== row.ends[1]).map((row) => {
-    const [[x1, y1], [x2, y2]] = row.ends.map((end) => at.get(end));
-    const width = row.num_measured ? Math.max(1, Math.min(9, Math.log10(Math.max(...row.bytes_per_s, 1)) - 4)) : 1;
-    const kind = row.blocked.length ? "blocked" : row.jobs.length ? "used" : "idle";
-    return svg("line", { x1, y1, x2, y2, "stroke-width": width, class: kind }, svg("title", {}, document.createTextNode(rate(row))));
-  });
-  const dots = names.map((name) => {
-    const [x, y] = at.get(name);
-    const anchor = Math.abs(x - wide / 2) < 20 ? "middle" : x < wide / 2 ? "end" : "start";
-    const shift = { middle: 0, end: -12, start: 12 }[anchor];
-    const label = svg("text", { x: x + shift, y: anchor === "middle" ? (y < high / 2 ? y - 14 : y + 22) : y + 5, "text-anchor": anchor });
-    label.textContent = name.length > 22 ? `${name.slice(0, 21)}…` : name;
-    return svg("g", {}, svg("circle", { cx: x, cy: y, r: 7 }), label);
-  });
-  return svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "map of links" }, ...lines, ...dots);
-}
-
-function rate(row) {
-  if (!row.num_measured) return "not measured";
-  const [there, back] = row.bytes_per_s.map((number) => (number ? bytes(number, "B/s") : "?"));
-  return `${there === back ? there : `${there} →, ${back} ←`}, ${seconds(row.round_trip_s)}`;
-}
-
-function links(rows) {
-  const names = [...new Set(rows.flatMap((row) => row.ends))].sort();
-  show("links", rows.length ? [names.length > 1 && names.length <= 40 ? map(rows, names) : "", table([
-    ["between", (row) => row.ends[0] === row.ends[1] ? `inside ${row.ends[0]}` : row.ends.join(" — ")],
-    ["rate", rate],
-    ["lost", (row) => (row.loss ? `${(100 * row.loss).toPrecision(2)} %` : ""), "number"],
-    ["jobs", (row) => row.jobs.join(", ")],
-    ["through", (row) => row.via],
-    ["trouble", (row) => row.blocked.map((text) => el("div", { class: "trouble" }, text)), "wide"],
-  ], rows)] : el("p", {}, "no way between nodes is measured yet"));
-}
-
 function users(rows) {
   show("users", rows.length ? table([
     ["user", (user) => user.user || "(nobody)"],
@@ -141,4 +91,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && event.target === document.body) { event.preventDefault(); filter.focus(); }
   if (event.key === "Escape" && event.target === filter) { filter.value = ""; drawNodes(); filter.blur(); }
 });
-listen("/events", { about, jobs, nodes: (rows) => { nodes = rows; drawNodes(); }, links, users, members }, () => {});
+const links = (rows) => show("links", ...linksOf(rows));
+listen("/events", { about, jobs, nodes: (rows) => { nodes = rows; drawNodes(); }, links, users, members });

@@ -5,7 +5,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.client import web
 from headway.daemon.client.cluster_access import ClusterAddress
-from headway.daemon.client.web import MOST_VIEWERS, Listening, Topic, is_own_host, serve
+from headway.daemon.client.live_state import Topic, Viewer
+from headway.daemon.client.web import MOST_VIEWERS, Listening, is_own_host
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
@@ -25,26 +26,7 @@ from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.net.certificates import CertificateAuthority
 from tests.integration.conftest import Etcd
 from tests.rigs.fake_cluster import records
-
-PLAIN = Listening(host="127.0.0.1", port=0)
-
-
-@asynccontextmanager
-async def served(address: ClusterAddress, listening: Listening = PLAIN) -> AsyncIterator[str]:
-    """Serve the pages, and give their address with the token."""
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(address, listening, on_ready=ready.set_result))
-
-    def tell(task: "asyncio.Task[Any]") -> None:
-        if not ready.done() and not task.cancelled():
-            ready.set_exception(task.exception() or AssertionError("it ended"))
-
-    serving.add_done_callback(tell)
-    try:
-        yield await ready
-    finally:
-        serving.cancel()
-        await asyncio.wait({serving})
+from tests.rigs.web import PLAIN, served
 
 
 def browser_of(*, limit: int = 100) -> aiohttp.ClientSession:
@@ -211,7 +193,7 @@ async def test_who_reads_slowly_gets_the_newest_state() -> None:
 async def test_who_takes_nothing_is_dropped(address: ClusterAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that stops to read holds no memory for ever: its connection ends."""
     monkeypatch.setattr(web, "SLOW_S", 0.2)
-    monkeypatch.setattr(web.Viewer, "next", _flood)
+    monkeypatch.setattr(Viewer, "next", _flood)
     async with served(address) as url:
         base, token = url.split("/?token=")
         port = int(base.rpartition(":")[2])
@@ -223,7 +205,7 @@ async def test_who_takes_nothing_is_dropped(address: ClusterAddress, monkeypatch
                 assert b"200 OK" in await reader.read()
 
 
-async def _flood(viewer: web.Viewer) -> bytes:
+async def _flood(viewer: Viewer) -> bytes:
     return b":" * (1 << 20)
 
 

@@ -1,0 +1,353 @@
+"""What viewers of `headway web` see: one cluster and its jobs, followed once for all who look.
+
+They get the newest state, in parts: whoever reads slowly misses states in between, and nothing waits in a queue.
+"""
+
+import asyncio
+import sys
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from operator import attrgetter, is_not
+from typing import Final, NoReturn
+
+import msgspec
+
+from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, advice_on, outcome_of, plain
+from headway.daemon.client.job_picture import traced
+from headway.daemon.client.job_watch import HistoryReader
+from headway.daemon.client.node_requests import report_shares
+from headway.daemon.cluster.records import TERMINAL_PHASES
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.reports.cluster_picture import MOST_TROUBLES, Trouble, job_row, link_rows, node_rows, troubles
+from headway.daemon.reports.job_report import report_in, reports_in
+from headway.daemon.reports.metrics_file import HistoryRow, rates
+from headway.daemon.reports.picture import picture_of
+from headway.daemon.reports.safety_report import cost_of_loss, safety_lines
+from headway.stages.errors import PeerError
+
+BEAT_S: Final = 15.0
+"""Something is sent at least so often, so that both sides notice a connection that is dead."""
+PAUSE_S: Final = 0.5
+"""Least time between two states that viewers get."""
+LEAST_REST: Final = 150.0
+"""A state that took a second to make is the last one for so many seconds: so pages take less than 1 % of a core."""
+MEMBERS_EVERY_S: Final = 10.0
+PICTURE_EVERY_S: Final = 60.0
+"""A job is drawn anew so often, for what its rows do not tell; a change of plan is drawn at once."""
+MOST_ROWS: Final = 20_000
+"""Rows of a job that are kept, evenly chosen; newer ones come beside them, up to twice as many."""
+END: Final = sys.maxsize
+
+
+def event(name: str, value: object) -> bytes:
+    """Return a server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))
+
+
+class Viewer:
+    """One page that looks: what it has not got yet. The newest of each part replaces the one before."""
+
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        self.rows_to = END
+        """Newest batch that it has as it is now."""
+        self._unsent = dict(parts)
+        self._has_news = asyncio.Event()
+        self._has_news.set()
+
+    def tell(self, part: str = "", event: bytes = b"") -> None:
+        """Note the newest event of a part; without one: rows have changed."""
+        if part:
+            self._unsent[part] = event
+        self._has_news.set()
+
+    async def next(self) -> bytes:
+        """Return what it has not got; empty after a while without news."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_S):
+                await self._has_news.wait()
+        self._has_news.clear()
+        events, self._unsent = b"".join(self._unsent.values()), {}
+        return events
+
+
+class Topic:
+    """The newest state of one subject as events, one for each of its parts, and those who look at it."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, bytes] = {}
+        self.viewers: set[Viewer] = set()
+
+    def tell(self, part: str, value: object) -> None:
+        """Tell everybody a part, if it has changed."""
+        told = event(part, value)
+        if self._parts.get(part) != told:
+            self._parts[part] = told
+            for viewer in self.viewers:
+                viewer.tell(part, told)
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Add someone who looks, until this context ends."""
+        viewer = Viewer(self._parts)
+        self.viewers.add(viewer)
+        try:
+            yield viewer
+        finally:
+            self.viewers.discard(viewer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """A member of etcd, as it tells of itself."""
+
+    address: str
+    version: str = ""
+    database_bytes: int = 0
+    is_leader: bool = False
+    trouble: str = ""
+
+
+class ClusterFollower:
+    """Follows one cluster, and makes the state that its viewers get."""
+
+    def __init__(self, session: ClusterSession, view: ClusterView) -> None:
+        self.topic = Topic()
+        self.session = session
+        self.view = view
+        self.bells: set[asyncio.Event] = set()
+        """Are set at every change."""
+        self._away: StoreError | None = None
+        """Why etcd does not answer; None: it does."""
+        self._members: tuple[MemberRow, ...] = ()
+        self._remarks: tuple[Trouble, ...] = ()
+        """That etcd is full, that this person's certificate ends."""
+        self._inputs: tuple[object, ...] = ()
+        """Records from which the newest nodes and links were made; replaced, never changed."""
+
+    async def run(self) -> NoReturn:
+        """Follow until cancelled. An etcd that goes away, or refuses, is told of and followed again."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._ask_members())
+            tasks.create_task(self._tell())
+        raise AssertionError("a cluster is followed for ever")
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Add someone who looks; the first one gets a state that is not older."""
+        if not self.topic.viewers:
+            self._publish()
+        with self.topic.viewer() as viewer:
+            yield viewer
+
+    async def _follow(self) -> NoReturn:
+        while True:
+            try:
+                async for view in self.session.follow(on_away=self._note_away):
+                    self.view, self._away = view, None
+                    self._ring()
+            except StoreError as error:
+                self._note_away(error)
+                await asyncio.sleep(PAUSE_S)
+
+    def _note_away(self, error: StoreError) -> None:
+        self._away = error
+        self._ring()
+
+    def _ring(self) -> None:
+        for bell in self.bells:
+            bell.set()
+
+    async def after_changes(self) -> AsyncIterator[None]:
+        """Yield now and after changes, with rests that grow with the time for which the reader keeps this waiting."""
+        bell = asyncio.Event()
+        self.bells.add(bell)
+        try:
+            while True:
+                bell.clear()
+                began = time.thread_time()
+                yield
+                await asyncio.sleep(max(PAUSE_S, LEAST_REST * (time.thread_time() - began)))
+                await bell.wait()
+        finally:
+            self.bells.discard(bell)
+
+    async def _ask_members(self) -> NoReturn:
+        """Ask each member of etcd how it is, from time to time."""
+        address = self.session.address
+        async with AsyncExitStack() as stack:
+            sessions = [
+                await stack.enter_async_context(ClusterSession(replace(address, etcd=(member,))))
+                for member in address.etcd
+            ]
+            while True:
+                self._members = tuple(await asyncio.gather(*map(_ask, sessions)))
+                remarks = {"your certificate": "", "etcd": ""}
+                with suppress(ConfigError, StoreError):  # a renewal goes on; it is away, which is told
+                    remarks["your certificate"] = address.certificate_end()
+                    remarks["etcd"] = await self.session.why_full()
+                self._remarks = tuple(Trouble(about=what, sentence=line) for what, line in remarks.items() if line)
+                self._ring()
+                await asyncio.sleep(MEMBERS_EVERY_S)
+
+    async def _tell(self) -> None:
+        async for _ in self.after_changes():
+            if self.topic.viewers:
+                self._publish()
+
+    def _publish(self) -> None:
+        """Make the present state. Nodes and links follow from fewer records than jobs, which change all the time."""
+        view, tell = self.view, self.topic.tell
+        jobs = view.jobs_in_order()
+        reports = reports_in(view, jobs)
+        found = [*self._own_troubles(), *troubles(view, reports)]
+        about = {"etcd": self.session.client.target, "leader": view.leader.node if view.leader else ""}
+        tell("about", about | {"num_troubles": len(found), "troubles": found[:MOST_TROUBLES]})
+        tell("jobs", [job_row(report) for report in reports])
+        tell("users", report_shares(view))
+        tell("members", self._members)
+        inputs = (view.nodes, view.failures, view.probes, view.reach, view.leader, *(job.plan for job in jobs))
+        if len(inputs) != len(self._inputs) or any(map(is_not, inputs, self._inputs)):
+            self._inputs = inputs
+            tell("nodes", node_rows(view))
+            tell("links", link_rows(view))
+
+    def _own_troubles(self) -> Iterator[Trouble]:
+        """Yield what is wrong with etcd, and with this person's certificate."""
+        of_members = [(f"etcd at {each.address}", each.trouble) for each in self._members]
+        away = [(self._away.target, self._away.reason)] if self._away is not None else []
+        for about, reason in away or of_members:
+            if reason and (away or len(of_members) > 1):  # what a single one says is seen sooner
+                yield Trouble(about=about, sentence=plain(reason), advice=advice_on([outcome_of(reason)], OF_ETCD))
+        yield from self._remarks
+
+
+async def _ask(session: ClusterSession) -> MemberRow:
+    (address,) = session.address.etcd
+    try:
+        told = await session.client.status()
+    except StoreError as error:
+        return MemberRow(address=address, trouble=plain(error.reason))
+    return MemberRow(
+        address=address,
+        version=told.version,
+        database_bytes=told.database_bytes,
+        is_leader=told.is_leader,
+        trouble="" if told.has_leader else LEADERLESS,
+    )
+
+
+class JobFollower:
+    """Follows one job for all who look at it: its picture, and the rows that came since."""
+
+    def __init__(self, cluster: ClusterFollower, name: str) -> None:
+        self.topic = Topic()
+        self._cluster = cluster
+        self._name = name
+        self._rows: list[HistoryRow] = []
+        """Final ones, and behind them those that a failure may undo; rising."""
+        self._final_to = -1
+        self._drawn_to = END
+        """Newest batch in the newest picture; END: there is no picture."""
+        self._mark: object = None
+        """What the newest picture was drawn of."""
+        self._drawn_at = 0.0
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        reader: HistoryReader | None = None
+        try:
+            async for _ in self._cluster.after_changes():
+                view = self._cluster.view
+                job = view.jobs.get(self._name)
+                if job is None or job.spec is None:
+                    continue
+                if reader is None:
+                    every = max(1, (job.progress.batch if job.progress else 0) // MOST_ROWS)
+                    reader = HistoryReader(self._cluster.session, self._name, every=every)
+                await self._read(reader, view, job)
+                self._tell(view, job)
+                await self._draw(view, job)
+        finally:
+            if reader is not None:
+                await reader.close()
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Add someone who looks."""
+        with self.topic.viewer() as viewer:
+            viewer.rows_to = self._drawn_to
+            yield viewer
+
+    def unsent_rows(self, viewer: Viewer) -> bytes:
+        """Return the rows that a viewer does not have as they are now."""
+        rows = self._rows[bisect_right(self._rows, viewer.rows_to, key=_BATCH) :]
+        if not rows:
+            return b""
+        viewer.rows_to = rows[-1].batch
+        return event("rows", rows)
+
+    async def _read(self, reader: HistoryReader, view: ClusterView, job: JobView) -> None:
+        """Take the rows that became final, and those of the newest progress."""
+        assert job.spec is not None
+        with suppress(PeerError, RecoveryError, TimeoutError):  # asked again after the next change
+            found = [row async for row in reader.new_rows(view, job)]
+            if job.phase.phase in TERMINAL_PHASES and job.checkpoint is not None:
+                found += [row async for row in reader.rest(job.checkpoint.boundary)]
+            if found:
+                self._put(found, until=found[-1].batch)
+        self._final_to = max(self._final_to, reader.next_batch - 1)
+        if job.progress is not None and job.phase.phase not in TERMINAL_PHASES:
+            rate, generation = rates(job.spec), job.progress.generation
+            recent = (*job.progress.recent, (job.progress.batch, job.progress.loss))
+            fresh = [
+                HistoryRow(batch=b, loss=loss, learning_rate=rate(b), tokens=0, seconds=0.0, generation=generation)
+                for b, loss in sorted(dict(recent).items())
+                if b > self._final_to
+            ]
+            if fresh and fresh != self._rows[bisect_left(self._rows, fresh[0].batch, key=_BATCH) :]:
+                self._put(fresh, until=END)
+        if len(self._rows) > 2 * MOST_ROWS:
+            del self._rows[:MOST_ROWS:2]
+
+    def _put(self, rows: Sequence[HistoryRow], *, until: int) -> None:
+        """Replace what is known from the first of these batches up to another one."""
+        first = rows[0].batch
+        begin, end = (
+            bisect(self._rows, at, key=_BATCH) for bisect, at in ((bisect_left, first), (bisect_right, until))
+        )
+        self._rows[begin:end] = rows
+        for viewer in self.topic.viewers:
+            viewer.rows_to = min(viewer.rows_to, first - 1) if viewer.rows_to != END else END
+            viewer.tell()
+
+    def _tell(self, view: ClusterView, job: JobView) -> None:
+        report = report_in(view, job)
+        self.topic.tell("report", report)
+        own = [each for each in troubles(view, [report]) if each.about == f"job {self._name}"]
+        self.topic.tell(
+            "now", {"cost": cost_of_loss(report.safety), "safety": safety_lines(report.safety), "troubles": own}
+        )
+        self.topic.tell("links", [row for row in link_rows(view) if self._name in row.jobs])
+
+    async def _draw(self, view: ClusterView, job: JobView) -> None:
+        """Draw the job if its plan or its events have changed, or after a while."""
+        mark = (job.phase.phase, job.phase.num_events, job.plan)
+        if mark == self._mark and time.monotonic() < self._drawn_at + PICTURE_EVERY_S:
+            return
+        pipeline, why = await traced(self._cluster.session, self._name)
+        picture = picture_of(job, view.nodes, self._rows, now_s=time.time(), pipeline=pipeline, why_no_pipeline=why)
+        self._mark, self._drawn_at = mark, time.monotonic()
+        self._drawn_to = self._rows[-1].batch if self._rows else -1
+        for viewer in self.topic.viewers:
+            viewer.rows_to = self._drawn_to
+        self.topic.tell("picture", picture)
+
+
+_BATCH: Final = attrgetter("batch")
