@@ -452,8 +452,7 @@ class StageWorker:
         except PluginError as error:
             reason = str(error)
             log.error("plugin_failed", job=actual.job, batch=run.executor.batch, reason=reason, exc_info=error)
-            failure = Failure(reason, run.executor.batch, fault_line(error), is_hopeless=True)
-            self._fail(actual.generation, failure)
+            self._fail(actual.generation, Failure(reason, run.executor.batch, reason, is_hopeless=True))
         finally:
             # From here on heartbeats describe an idle worker; failures still name the batch.
             self._run, self._batch = None, run.executor.batch

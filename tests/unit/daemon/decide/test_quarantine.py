@@ -5,8 +5,8 @@ import pytest
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import Phase
-from headway.daemon.decide.failures import MAX_DEATHS
+from headway.daemon.cluster.records import Failure, Phase
+from headway.daemon.decide.failures import MAX_DEATHS, LostWorker
 from headway.daemon.decide.quarantine import charged_by, left_out, num_counted
 from headway.daemon.jobs.job import FaultSpec
 from tests.rigs.recovery import lose, recovered, trained
@@ -117,3 +117,13 @@ def test_a_job_that_waits_for_a_node_in_quarantine_says_who_charges_it() -> None
     assert cluster.phase("first").reason == (
         "waits for 1 node; node a is in quarantine; a has 2 failures of its own and errors of job other"
     )
+
+
+def test_the_death_of_a_worker_with_a_jobs_own_code_is_that_jobs() -> None:
+    """A crash in it looks like a kill: three of them would cost all other jobs a healthy node."""
+    cluster = trained("a", "b", batches=6)
+    lost = LostWorker(position=0, plan=plan(cluster), failure=Failure("ended by signal SIGSEGV"))
+    own, other = (lost.charge("j", at=0.0, brings_code=brings_code) for brings_code in (True, False))
+    assert (own.is_jobs_error, other.is_jobs_error) == (True, False)
+    assert left_out({"n": [other] * 3}, limit=3, for_job="k") == {"n"}
+    assert not left_out({"n": [own] * 3}, limit=3, for_job="k")
