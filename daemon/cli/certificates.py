@@ -1,8 +1,9 @@
 """Commands by which machines and people get, renew and lose their certificates."""
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -221,7 +222,8 @@ def etcd_users(
     """Print the etcdctl commands that give etcd users of its own: then etcd itself refuses what a role may not write.
 
     The first time for all nodes and people whom the cluster knows, and for those who are named. Later name those who
-    are new, each machine before it joins. The commands need the certificate of `root`.
+    are new, each machine before it joins. A node with the authority is an --operator here: it writes invitations.
+    The commands need the certificate of `root`.
 
     \b
     headway certs etcd-users | sh -ex
@@ -349,29 +351,41 @@ def _invite_listed(
     """Invite each line of a list. Raises ConfigError once the commands of the others are written, if some cannot be."""
     from headway.daemon.base.errors import ConfigError
     from headway.daemon.client.certificate_requests import invite_all, read_list
-    from headway.daemon.net.certificates import write_private
 
     allowed = [f"--{each.name.replace('_', '-')}" for each in fields(JoinSettings)] if options.role == "node" else []
-    hosts, out = read_list(path, options=allowed), options.out
+    hosts, out, num_kept = read_list(path, options=allowed), options.out, 0
     if out is not None and out.exists():
         raise ConfigError("is there already, perhaps with commands that still work: name another file", str(out))
-    try:
-        if out is not None:
-            write_private(out, b"")  # before anybody is invited: a token that is lost cannot be asked for again
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", str(out)) from error
-    lines, refused = where.run(lambda session: invite_all(lambda host: ask(session, host), hosts))
-    if out is not None:
-        write_private(out, "".join(f"{line}\n" for line in lines).encode())
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    place = f"in {out}, each after its name" if out is not None else "on stdout"
-    sys.stderr.write(f"{len(lines)} commands {place}; each is valid once, within {options.lasts}\n")
+
+    def keep(line: str) -> None:
+        nonlocal num_kept
+        num_kept += 1
+        print(line, file=stream, flush=True)
+
+    refused: list[str] = []
+    with ExitStack() as stack:
+        try:
+            stream = sys.stdout if out is None else stack.enter_context(open(out, "x", opener=_private))
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", str(out)) from error
+        try:
+            refused = where.run(lambda session: invite_all(lambda host: ask(session, host), hosts, keep))
+        finally:
+            place = f"in {out}, each after its name" if out is not None else "on stdout"
+            told = "" if num_kept + len(refused) == len(hosts) else f"; the list goes on after {num_kept} commands"
+            sys.stderr.write(f"{num_kept} commands {place}; each is valid once, within {options.lasts}{told}\n")
+            if out is not None and not num_kept:
+                out.unlink()
     sys.stderr.write("".join(f"{line}\n" for line in refused))
     if refused:
         what = f"{len(refused)} of {len(hosts)} lines have no command: mend them in a list of their own"
         raise ConfigError(what, str(path))
     return None
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a new file that no other user may read."""
+    return os.open(path, flags, 0o600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,11 +137,11 @@ async def known_certificates(session: ClusterSession, made: Iterable[KnownCertif
     return found
 
 
-def etcd_commands(users: Mapping[str, Role], *, signers: Collection[str] = (), has_users: bool = False) -> list[str]:
+def etcd_commands(users: Mapping[str, Role], *, has_users: bool = False) -> list[str]:
     """Return etcdctl's commands for users with the names of certificates, each with what its role needs. Pure.
 
-    signers: nodes with the authority, which also write invitations. has_users: roles are there, and users are asked for
-    already. A node writes what daemons write: no invitation, certificate or revocation. Run them as `root`.
+    has_users: roles are there, and users are asked for already. A node writes what daemons write: no invitation,
+    certificate or revocation. So a node with the authority is told of as an operator.
     """
     every, until = Keys.REVOKED, f"{PREFIX[:-1]}0"  # the key behind all that begin with the prefix
     ranges = [(PREFIX, Keys.INVITATIONS), (Keys.JOBS, every), (Keys.SHARES, until)]
@@ -154,27 +154,28 @@ def etcd_commands(users: Mapping[str, Role], *, signers: Collection[str] = (), h
         found += [f"{grant} headway-{Role.NODE} readwrite {first} {end}" for first, end in ranges]
         found += ["user add --no-password root", "user grant-role root root"]
     for name, role in sorted(users.items()):
-        roles = [Role.NODE, Role.READER] if role is Role.NODE and name not in signers else [role]
         found.append(f"user add --no-password {name}")
-        found += [f"user grant-role {name} headway-{Role.OPERATOR if name in signers else each}" for each in roles]
+        roles = [Role.NODE, Role.READER] if role is Role.NODE else [role]
+        found += [f"user grant-role {name} headway-{each}" for each in roles]
     return [f"etcdctl {each}" for each in (found if has_users else [*found, "auth enable"])]
 
 
 async def etcd_users(session: ClusterSession, told: Mapping[str, Role]) -> list[str]:
     """Return etcdctl's commands for users that are told. Without any, or before etcd has users: also for all whom the
-    cluster knows, and for who asks. Raises StoreError.
+    cluster knows. Raises StoreError.
     """
     view, has_users = await session.view(), await session.client.has_users()
     users: dict[str, Role] = {}
     if not (told and has_users):
         roles = {role.value: role for role in Role}
         users = {record.name: roles[record.role] for record in view.issued.values() if record.role in roles}
-        users |= dict.fromkeys(view.nodes, Role.NODE) | dict.fromkeys(names_of(session.identity)[:1], Role.OPERATOR)
+        users |= dict.fromkeys(view.nodes, Role.NODE)
         # A shell reads what is printed, and etcd may hold any text: what is no name is left out.
         users = {name: role for name, role in users.items() if is_node_name(name) and not view.is_revoked(name)}
     users = {name: role for name, role in (users | dict(told)).items() if name != "root"}
-    signers = {name for name, node in view.nodes.items() if node.has_authority}
-    return etcd_commands(users, signers=signers, has_users=has_users)
+    # Records say who is an operator, and before there are users anybody may have written them.
+    above = [f"# may write everything: {name}; is that right?" for name in users if users[name] is Role.OPERATOR]
+    return [*sorted(above), *etcd_commands(users, has_users=has_users)]
 
 
 MAX_ADDRESSES = 3
@@ -275,18 +276,21 @@ def read_list(path: Path, *, options: Collection[str]) -> list[ListedHost]:
 
 
 async def invite_all(
-    invite_one: Callable[[ListedHost], Awaitable[str]], hosts: Iterable[ListedHost]
-) -> tuple[list[str], list[str]]:
-    """Return a line `NAME headway join TOKEN …` for each, and why nobody may be invited by the other names."""
-    lines, refused = [], []
+    invite_one: Callable[[ListedHost], Awaitable[str]], hosts: Iterable[ListedHost], keep: Callable[[str], None]
+) -> list[str]:
+    """Keep a line `NAME headway join TOKEN …` of each as soon as it is invited: nobody gets a token twice.
+
+    Returns why nobody may be invited by the other names.
+    """
+    refused = []
     for host in hosts:
         try:
             token = await invite_one(host)
         except ConfigError as error:
             refused.append(f"{host.where}: {error}")
             continue
-        lines.append(f"{host.name} headway join {token} {host.options}".rstrip())
-    return lines, refused
+        keep(f"{host.name} headway join {token} {host.options}".rstrip())
+    return refused
 
 
 def _check_members(members: Iterable[str], signers: Iterable[NodeRecord]) -> None:

@@ -22,6 +22,7 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -38,6 +39,8 @@ from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.node.service import NodeDesk
 from headway.daemon.reports.job_report import JobReport, reports_in
 from headway.daemon.reports.metrics_file import rates
+
+log = structlog.get_logger()
 
 Metric = CounterMetricFamily | GaugeMetricFamily
 
@@ -83,7 +86,11 @@ class Probe:
 
     def _run(self) -> None:
         while self._is_wanted.wait():
-            answer = self._ask()
+            try:
+                answer = self._ask()
+            except Exception as error:  # a thread that ends tells nobody
+                log.warning("metrics_probe_failed", probe=threading.current_thread().name, error=str(error))
+                answer = self._nothing
             self._answer, self._at = answer, time.monotonic()
             self._has_answered.set()
             time.sleep(PROBE_EVERY_S)
@@ -306,7 +313,7 @@ def card_metrics(node: str, table: str) -> Iterator[Metric]:
     for line in table.splitlines():
         card, *cells = [cell.strip() for cell in line.split(",")]
         for found, cell, unit in zip((used, size, busy), cells, (1 << 20, 1 << 20, 0.01), strict=False):
-            if cell.isdigit():
+            if cell.isdecimal():
                 found[node, card] = int(cell) * unit
     labels = "node", "card"
     yield _gauge("headway_card_memory_used_bytes", "Memory of a card in use, by all processes.", labels, used)

@@ -28,7 +28,7 @@ async def test_a_snapshot_of_the_unit_is_restored(own_server_config: EtcdServerC
         pytest.skip("there is no etcdctl beside etcd")
     kept, keys = tmp_path / "kept", own_server_config.certificates
     kept.mkdir()
-    for name in ("2020-01-01T000000Z.db", "2021-01-01T000000Z.db", "notes.txt"):
+    for name in ("2020-01-01T000000Z.db", "2021-01-01T000000Z.db", "notes.txt", "half.db.new.part"):
         (kept / name).touch()
     server = await EtcdServer.start(own_server_config)
     try:
@@ -37,7 +37,7 @@ async def test_a_snapshot_of_the_unit_is_restored(own_server_config: EtcdServerC
             environment = {
                 "PATH": f"{control.parent}:{os.environ['PATH']}",
                 "ETCDCTL_API": "3",
-                "ETCD_ADVERTISE_CLIENT_URLS": f"https://{server.endpoint}",
+                "ETCD_ADVERTISE_CLIENT_URLS": f"https://{server.endpoint},https://10.0.0.9:1",
                 "STATE_DIRECTORY": str(kept),
                 "CREDENTIALS_DIRECTORY": str(keys),
                 "BACKUPS_KEPT": "2",

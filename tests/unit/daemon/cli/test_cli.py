@@ -388,6 +388,8 @@ def test_a_list_of_machines_becomes_a_private_file_of_commands(
     async def invite(_: object, name: str, **__: object) -> str:
         if name == "c":
             raise ConfigError("c has a certificate: --again gives the name out again", "invite")
+        if name == "z":
+            raise StoreUnreachableError("etcd", "is away")
         return f"hw1-{name}"
 
     monkeypatch.setattr("headway.daemon.client.certificate_requests.invite", invite)
@@ -400,6 +402,11 @@ def test_a_list_of_machines_becomes_a_private_file_of_commands(
     assert f"{hosts}:4: invite: c has a certificate" in told
     assert "1 of 3 lines have no command" in told
     assert "is there already" in headway("invite", "--from", str(hosts), "--out", str(out))[2]
+    hosts.write_text("e\nf\nz\ng\n")
+    code, _, told = headway("invite", "--from", str(hosts), "--out", str(tmp_path / "half"))
+    assert code
+    assert (tmp_path / "half").read_text() == "e headway join hw1-e\nf headway join hw1-f\n", "no token is lost"
+    assert "the list goes on after 2 commands" in told
     for line, why in (
         ("b\nb/c", ":2: 'b/c' cannot be a name"),
         ("b --sight x", ":1: '--sight' is not understood: after the name may stand --listen"),
