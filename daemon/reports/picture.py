@@ -29,7 +29,11 @@ MOST_CELLS: Final = 12_000
 """Stages, and holders of stages, over all plans."""
 MOST_HOLDERS: Final = 8
 """Named holders of a stage; the others are counted."""
-MOST_PLANS: Final = 1000
+MOST_BYTES: Final = 850_000
+"""Bytes of a picture as JSON; the page around it has another 90,000."""
+SHORT_TEXT: Final = 60
+"""Characters of a sentence of a picture that would be larger."""
+MOST_PLANS: Final = 600
 """Plans; the shortest are left out."""
 MOST_TEXT: Final = 240
 """Characters of a sentence: one may name a thousand nodes."""
@@ -208,7 +212,7 @@ def picture_of(
     num_done = max(rows[-1].batch + 1 if rows else 0, (report.batch if report.batch is not None else -1) + 1)
     devices: dict[str, int] = {}
     generations = _generations(records, rows, spec, devices, num_done, goodput_of_plans(job))
-    return Picture(
+    drawn = Picture(
         job=job.name,
         phase=report.phase,
         num_batches=spec.train.batches,
@@ -234,12 +238,26 @@ def picture_of(
         commands=_commands(report, spec),
         other=_compared(rows, spec, other) if other is not None else None,
     )
+    return _bounded(drawn)
+
+
+def _bounded(picture: Picture) -> Picture:
+    """Return a picture of at most `MOST_BYTES`: without layers, then with short sentences, if it is larger."""
+    change = msgspec.structs.replace
+    if len(msgspec.json.encode(picture)) > MOST_BYTES:
+        plans = tuple(change(each, stages=(), text=_cut(each.text, SHORT_TEXT)) for each in picture.generations)
+        picture = change(picture, generations=plans, devices=())
+    if len(msgspec.json.encode(picture)) > MOST_BYTES:
+        events = tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in picture.events)
+        failures = tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in picture.failures)
+        picture = change(picture, events=events, failures=failures)
+    return picture
 
 
 def with_other(picture: Picture, rows: Sequence[HistoryRow], other: OtherRun, *, notes: Sequence[Event]) -> Picture:
     """Return a picture with what is known after its cluster is gone; rows: its own."""
     events = sorted((*picture.events, *notes), key=lambda event: event.at_s)
-    return msgspec.structs.replace(picture, other=_compared(rows, None, other), events=tuple(events))
+    return _bounded(msgspec.structs.replace(picture, other=_compared(rows, None, other), events=tuple(events)))
 
 
 def series_of(rows: Sequence[HistoryRow]) -> dict[str, Series]:
@@ -402,7 +420,7 @@ def _failure(
 
 def _seconds_of(rows: Sequence[HistoryRow], first: int, end: int) -> float:
     """Return the seconds that batches took; some rows may be left out of a long history."""
-    found = [row.seconds for row in rows if first <= row.batch < end]
+    found = [row.seconds for row in rows if first <= row.batch < end and row.seconds > 0]
     return sum(found) / len(found) * (end - first) if found else 0.0
 
 

@@ -17,6 +17,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.reports.metrics_file import MetricsFile, read_rows
 from headway.daemon.reports.picture import MOST_PLANS, MOST_POINTS, OtherRun, picture_of, reduced, telling_rows
+from headway.daemon.reports.report_page import page_html
 from tests.rigs.pictured_job import BEGAN_S, job_view, outline, rows, story
 
 ROOT = Path(__file__).parents[4]
@@ -178,6 +179,30 @@ def test_thousands_of_plans_without_events_stay_bounded() -> None:
     picture = picture_of(job_view(20_000, events=()), {}, history, now_s=BEGAN_S)
     assert len(picture.generations) == MOST_PLANS
     assert len(msgspec.json.encode(picture)) < 500_000
+
+
+def test_the_worst_of_everything_stays_below_a_megabyte() -> None:
+    """Long names and sentences of two bytes a letter, plans of 98 stages, thousands of forgotten plans, every curve."""
+    nodes = tuple(f"{'n' * 55}-{number:04d}" for number in range(98))
+    events = tuple(
+        EventRecord(
+            at=BEGAN_S + number,
+            text="é" * 400,
+            generation=6000 + number,
+            is_failure=number % 2 == 0,
+            plan=outline(number * 40, nodes[number % 50 :] + nodes[: number % 50], 98, timeline=1)
+            if number % 2
+            else None,
+        )
+        for number in range(500)
+    )
+    history = [
+        replace(row, generation=1 + row.batch // 3, eval_loss=row.loss / 3, gradient_norm=row.loss / 7)
+        for row in rows(20_000)
+    ]
+    other = OtherRun(name="again", rows=[replace(row, loss=row.loss / 3) for row in history])
+    picture = picture_of(job_view(20_000, events=events, num_layers=98), {}, history, now_s=BEGAN_S, other=other)
+    assert len(page_html(picture).encode()) < 1_000_000
 
 
 def test_a_job_with_a_plug_in_reads_back() -> None:
