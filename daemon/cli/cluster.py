@@ -233,7 +233,9 @@ def web(options: WebOptions, where: Where) -> int:
 
     address = where.find()
     listening = Listening.read(options.listen, options.tls_cert, options.tls_key, address.certificates)
-    main = serve(address, listening, on_ready=lambda url: say(f"{url}\nCtrl-C ends it; jobs do not notice"))
+    seal = f"compare what the browser shows of its certificate: SHA-256 {listening.fingerprint}\n"
+    end = f"{seal if listening.tls else ''}Ctrl-C ends it; jobs do not notice"
+    main = serve(address, listening, on_ready=lambda url: say(f"{url}\n{end}"))
     return run_interruptible(lambda _: main, has_ended_well=lambda: True)
 
 

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError, in_one_line
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, advice_on, outcome_of, plain
 from headway.daemon.client.job_picture import traced
@@ -42,6 +42,7 @@ PICTURE_EVERY_S: Final = 60.0
 """A job is drawn anew so often, for what its rows do not tell; a change of plan is drawn at once."""
 MOST_ROWS: Final = 20_000
 """Rows of a job that are kept, evenly chosen; newer ones come beside them, up to twice as many."""
+MOST_LAST_ASKED: Final = 5
 END: Final = sys.maxsize
 
 
@@ -122,6 +123,7 @@ class ClusterFollower:
         self.view = view
         self.bells: set[asyncio.Event] = set()
         """Are set at every change."""
+        self._made_at = -PAUSE_S
         self._away: StoreError | None = None
         """Why etcd does not answer; None: it does."""
         self._members: tuple[MemberRow, ...] = ()
@@ -141,7 +143,7 @@ class ClusterFollower:
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
         """Add someone who looks; the first one gets a state that is not older."""
-        if not self.topic.viewers:
+        if not self.topic.viewers and time.monotonic() >= self._made_at + PAUSE_S:
             self._publish()
         with self.topic.viewer() as viewer:
             yield viewer
@@ -202,7 +204,17 @@ class ClusterFollower:
                 self._publish()
 
     def _publish(self) -> None:
-        """Make the present state. Nodes and links follow from fewer records than jobs, which change all the time."""
+        """Make the present state; a fault in it is told, and nothing else stops."""
+        self._made_at = time.monotonic()
+        try:
+            self._make()
+        except Exception as error:  # anybody may have written a record that cannot be drawn
+            trouble = Trouble(about="this page", sentence=in_one_line(error), advice="`headway doctor` tells more")
+            about = {"etcd": self.session.client.target, "leader": "", "num_troubles": 1, "troubles": [trouble]}
+            self.topic.tell("about", about)
+
+    def _make(self) -> None:
+        """Make each part. Nodes and links follow from fewer records than jobs, which change all the time."""
         view, tell = self.view, self.topic.tell
         jobs = view.jobs_in_order()
         reports = reports_in(view, jobs)
@@ -253,6 +265,8 @@ class JobFollower:
         self._rows: list[HistoryRow] = []
         """Final ones, and behind them those that a failure may undo; rising."""
         self._final_to = -1
+        self._num_last_asked = 0
+        """Times that nodes were asked for the last rows of a job that is over."""
         self._drawn_to = END
         """Newest batch in the newest picture; END: there is no picture."""
         self._mark: object = None
@@ -271,9 +285,13 @@ class JobFollower:
                 if reader is None:
                     every = max(1, (job.progress.batch if job.progress else 0) // MOST_ROWS)
                     reader = HistoryReader(self._cluster.session, self._name, every=every)
-                await self._read(reader, view, job)
-                self._tell(view, job)
-                await self._draw(view, job)
+                try:
+                    await self._read(reader, view, job)
+                    self._tell(view, job)
+                    await self._draw(view, job)
+                except Exception as error:  # anybody may have written a record that cannot be drawn
+                    trouble = Trouble(about=f"job {self._name}", sentence=in_one_line(error))
+                    self.topic.tell("now", {"cost": "", "safety": (), "troubles": [trouble]})
         finally:
             if reader is not None:
                 await reader.close()
@@ -298,8 +316,14 @@ class JobFollower:
         assert job.spec is not None
         with suppress(PeerError, RecoveryError, TimeoutError):  # asked again after the next change
             found = [row async for row in reader.new_rows(view, job)]
-            if job.phase.phase in TERMINAL_PHASES and job.checkpoint is not None:
-                found += [row async for row in reader.rest(job.checkpoint.boundary)]
+            last = job.checkpoint.boundary if job.checkpoint is not None else 0
+            if (
+                job.phase.phase in TERMINAL_PHASES
+                and reader.next_batch < last
+                and self._num_last_asked < MOST_LAST_ASKED
+            ):
+                self._num_last_asked += 1  # a daemon may not know yet that the job has ended
+                found += [row async for row in reader.rows(view)]
             if found:
                 self._put(found, until=found[-1].batch)
         self._final_to = max(self._final_to, reader.next_batch - 1)
@@ -314,7 +338,8 @@ class JobFollower:
             if fresh and fresh != self._rows[bisect_left(self._rows, fresh[0].batch, key=_BATCH) :]:
                 self._put(fresh, until=END)
         if len(self._rows) > 2 * MOST_ROWS:
-            del self._rows[:MOST_ROWS:2]
+            older = enumerate(self._rows[:MOST_ROWS])
+            self._rows[:MOST_ROWS] = [row for index, row in older if index % 2 or row.eval_loss is not None]
 
     def _put(self, rows: Sequence[HistoryRow], *, until: int) -> None:
         """Replace what is known from the first of these batches up to another one."""

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 from urllib.parse import quote, urlsplit
 
 from aiohttp import web
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from headway.daemon.base.addresses import LOCAL_HOSTS, bracketed, join_address, split_address
 from headway.daemon.base.errors import ConfigError
@@ -58,6 +59,8 @@ class Listening:
     """0: a free one."""
     tls: ssl.SSLContext | None = None
     """None: plain, on loopback alone."""
+    fingerprint: str = ""
+    """SHA-256 of the certificate, to compare with what a browser shows."""
     names: tuple[str, ...] = ()
     """Names of this server that a Host header may bear, beside addresses and this machine's own."""
 
@@ -86,7 +89,8 @@ class Listening:
             raise ConfigError(
                 f"cannot be used: {error.strerror or error}", str(error.filename or certificate)
             ) from error
-        return cls(host=host, port=port, tls=tls, names=names_in(found))
+        digest = found.fingerprint(SHA256()).hex(":").upper()
+        return cls(host=host, port=port, tls=tls, fingerprint=digest, names=names_in(found))
 
     def url(self, port: int, token: str) -> str:
         """Return the address that a person opens."""
@@ -177,6 +181,8 @@ class Pages:
         return await self._file("job.html", request)
 
     async def _cluster_events(self, request: web.Request) -> web.StreamResponse:
+        if self._num_viewers >= MOST_VIEWERS:
+            return _full()
         with self._follower.viewer() as viewer:
             return await self._stream(request, viewer, lambda _: b"")
 
@@ -184,6 +190,8 @@ class Pages:
         name = request.match_info["name"]
         if name not in self._follower.view.jobs:
             raise web.HTTPNotFound
+        if self._num_viewers >= MOST_VIEWERS:
+            return _full()
         if name not in self._jobs:
             new = JobFollower(self._follower, name)
             self._jobs[name] = new, asyncio.create_task(new.run())
@@ -200,8 +208,6 @@ class Pages:
         self, request: web.Request, viewer: Viewer, unsent_rows: Callable[[Viewer], bytes]
     ) -> web.StreamResponse:
         """Send what a viewer has not got, until it leaves or takes nothing any more."""
-        if self._num_viewers >= MOST_VIEWERS:
-            return web.Response(status=503, text=f"{MOST_VIEWERS} pages look already\n")
         answer = web.StreamResponse(headers=HEADERS | {"Content-Type": "text/event-stream"})
         self._num_viewers += 1
         try:
@@ -216,6 +222,10 @@ class Pages:
             return answer
         finally:
             self._num_viewers -= 1
+
+
+def _full() -> web.Response:
+    return web.Response(status=503, text=f"{MOST_VIEWERS} pages look already\n")
 
 
 async def serve(address: ClusterAddress, listening: Listening, *, on_ready: Callable[[str], None]) -> NoReturn:

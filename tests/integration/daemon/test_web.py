@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.client import web
-from headway.daemon.client.cluster_access import ClusterAddress
+from headway.daemon.client import live_state, web
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.live_state import Topic, Viewer
 from headway.daemon.client.web import MOST_VIEWERS, Listening, is_own_host
 from headway.daemon.cluster.client import EtcdClient
@@ -115,9 +115,19 @@ def test_names_of_this_server(host: str, is_own: bool) -> None:
     assert is_own_host(host, ("gpu-1.example",)) is is_own
 
 
-async def test_nothing_can_be_written(address: ClusterAddress) -> None:
+async def test_nothing_can_be_written(address: ClusterAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every route takes GET alone, and the session behind them refuses a change, whoever asked for it."""
+    sessions: list[ClusterSession] = []
+
+    class Kept(ClusterSession):
+        def __init__(self, told: ClusterAddress) -> None:
+            super().__init__(told)
+            sessions.append(self)
+
+    monkeypatch.setattr(web, "ClusterSession", Kept)
     async with served(address) as url, browser_of() as browser:
+        with pytest.raises(ConfigError, match="only reads"):
+            await sessions[0].client.delete(Keys.of("demo", "spec"))
         await (await browser.get(url)).read()
         base = url.split("?")[0]
         for method in ("POST", "PUT", "PATCH", "DELETE"):
@@ -177,6 +187,20 @@ async def test_etcd_goes_away_and_comes_back(own_server_config: EtcdServerConfig
                     await client.put(key, encode(record))
             await _until(answer, "jobs", "batch 50/150")
     await server.stop()
+
+
+async def test_a_record_that_cannot_be_drawn_is_told(address: ClusterAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in one picture is a sentence on the page: the server and its other pages go on."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(live_state, "link_rows", fail)
+    async with served(address) as url, browser_of() as browser:
+        await (await browser.get(url)).read()
+        for path, part in (("events", "about"), ("jobs/demo/events", "now"), ("events", "about")):
+            async with browser.get(url.split("?")[0] + path) as answer:
+                await _until(answer, part, "ValueError: no picture")
 
 
 async def test_who_reads_slowly_gets_the_newest_state() -> None:
