@@ -226,7 +226,7 @@ def etcd_users(
     The commands need the certificate of `root`.
 
     \b
-    headway certs etcd-users | sh -ex
+    headway certs etcd-users --operator me --operator node-a | sh -ex
     headway certs etcd-users node-b node-c --reader ann | sh -ex
     """
     from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name

@@ -162,7 +162,7 @@ def etcd_commands(users: Mapping[str, Role], *, has_users: bool = False) -> list
 
 async def etcd_users(session: ClusterSession, told: Mapping[str, Role]) -> list[str]:
     """Return etcdctl's commands for users that are told. Without any, or before etcd has users: also for all whom the
-    cluster knows. Raises StoreError.
+    cluster knows. Raises StoreError; ConfigError if nobody would be an operator.
     """
     view, has_users = await session.view(), await session.client.has_users()
     users: dict[str, Role] = {}
@@ -173,6 +173,11 @@ async def etcd_users(session: ClusterSession, told: Mapping[str, Role]) -> list[
         # A shell reads what is printed, and etcd may hold any text: what is no name is left out.
         users = {name: role for name, role in users.items() if is_node_name(name) and not view.is_revoked(name)}
     users = {name: role for name, role in (users | dict(told)).items() if name != "root"}
+    if not has_users and Role.OPERATOR not in users.values():
+        what = (
+            "nobody could change anything once etcd asks for users: name yourself and the node with the authority, as"
+        )
+        raise ConfigError(f"{what} in --operator me --operator node-a", "etcd-users")
     # Records say who is an operator, and before there are users anybody may have written them.
     above = [f"# may write everything: {name}; is that right?" for name in users if users[name] is Role.OPERATOR]
     return [*sorted(above), *etcd_commands(users, has_users=has_users)]

@@ -432,7 +432,8 @@ def test_certificates_of_an_authoritys_folder_are_listed_beside_the_clusters(
     assert (rows["me"][1], rows["me"][2]) == ("operator", "-")
     assert {"a", "b", "etcd"} < rows.keys()
     assert not told
-    _, out, _ = headway("certs", "etcd-users")
+    assert "--operator me --operator node-a" in headway("certs", "etcd-users")[2], "nobody could change anything"
+    _, out, _ = headway("certs", "etcd-users", "--operator", "me")
     assert "etcdctl user add --no-password a\netcdctl user grant-role a headway-node" in out
     assert out.splitlines()[-1] == "etcdctl auth enable"
     assert headway("certs", "etcd-users", "a;b")[0] == 2
