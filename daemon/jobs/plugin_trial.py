@@ -55,7 +55,10 @@ def tried(spec: JobSpec, source_folder: Path) -> Trial:
     try:
         import_plugins(spec, Path(spec.plugins.data.source))
         _try_loss(spec)
-        _write_source(spec, source_folder)
+        try:
+            _write_source(spec, source_folder)
+        except OSError as error:
+            return Trial(fault=f"the tokens of {spec.data.source} cannot be written: {error.strerror}")
         block = block_trial(spec)
         spec = spec.with_values({"model.block_shapes": block.block_shapes})
         matrices = optimizer_trial(spec, Group.MATRICES, spec.optim.matrices)
@@ -63,8 +66,6 @@ def tried(spec: JobSpec, source_folder: Path) -> Trial:
         return msgspec.structs.replace(block, matrices=matrices, rest=rest)
     except (PluginError, DataError) as error:
         return Trial(fault=str(error))
-    except OSError as error:
-        return Trial(fault=f"the tokens of {spec.data.source} cannot be written: {error.strerror}")
 
 
 def _try_loss(spec: JobSpec) -> None:
