@@ -140,6 +140,10 @@ class PlanPreview:
         ]
 
 
+EVERY_CORE: Final = 1024.0
+"""Cores of a node of --nodes: as many as the job has threads. Counted cores say that small layers take their starts."""
+
+
 def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
     """Return equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
     return tuple(
@@ -149,7 +153,7 @@ def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, .
             address="",
             host="",
             site="default",
-            devices=(Device(kind="cpu"),),
+            devices=(Device(kind="cpu", num_cores=EVERY_CORE),),
             memory_bytes=memory_bytes,
             arithmetic_class="equal",
             allow_plugins=("any",),

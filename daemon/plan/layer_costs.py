@@ -29,6 +29,11 @@ START_S: Final = {"embed": 0.03e-3, "block": 0.6e-3, "head": 0.1e-3}
 """Processor seconds in which a core starts the operations of a layer's forward and backward, however small they are: of
 layers of width 64, less what their operations take.
 """
+UPDATE_START_S: Final = {"embed": 1e-3, "block": 2e-3, "head": 2e-3}
+"""The same of an update, and of what a stage does once a batch. The plain loop of docs/jobs/small.toml takes 37 ms of
+processor time a batch while all cores are busy: 5.3 ms for each of 4 microbatches, the rest once, as loops of 4 and 16
+microbatches and of 4 and 8 blocks tell.
+"""
 FORWARD_PASSES: Final = 2.0
 """Times that the elementwise operations of a forward read or write each byte that it keeps for its backward. A count of
 all operations on meta tensors gives 1.8 to 2.1, for blocks of width 1024 to 4096, with the fused kernels of a card.
@@ -147,7 +152,9 @@ def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     if device.memory_gb_s:
         return products + cost.update_bytes / (GIGA * device.memory_gb_s)
     bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S * _cores(device, 1)
-    return products + cost.update_bytes / bandwidth / device.speed
+    has_start = device.num_cores and cost.update_bytes
+    start_s = UPDATE_START_S[kind_of_layer(cost.name)] / _cores(device, 1) if has_start else 0.0
+    return products + cost.update_bytes / bandwidth / device.speed + start_s
 
 
 def shareable_part(cost: LayerCost, device: Device, train: TrainSpec) -> float:
