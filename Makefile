@@ -1,4 +1,4 @@
-# The whole interface: setup, check, quick, test, test-all, pages, faults, machines, systemd, prometheus, soak, endurance,
+# The whole interface: setup, check, quick, test, test-all, pages, faults, machines, blocks, systemd, prometheus, soak, endurance,
 # fuzz, s3, mutants, bench, gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check quick test test-all pages faults machines image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check quick test test-all pages faults machines blocks image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -67,6 +67,10 @@ s3: setup
 # Machines as network namespaces, and what networks do to them: root, iproute2 and nftables. `test` has a short form.
 machines: setup
 	$(BIN)/python -m pytest -v tests/machines
+
+# The blocks of README and docs/deployment.md, word for word, on machines as network namespaces: root and iproute2.
+blocks: setup
+	$(BIN)/python -m pytest -v tests/machines/test_pages.py
 
 # The image, built without a container engine: root, unshare and Debian's Python. TORCH_INDEX=… takes torch from elsewhere.
 image: setup

@@ -50,7 +50,7 @@ from headway.daemon.plan.planner import ClusterPlan
 
 def retire(situation: JobSituation, to: Phase) -> Command:
     """delete `plan`, `next` and `stop` if present"""
-    return move(situation, to, "cancelled" if to is Phase.CANCELLED else "paused", deletes=("plan", "next", "stop"))
+    return move(situation, to, "as requested", event=sentence(to.value), deletes=("plan", "next", "stop"))
 
 
 def requeue(situation: JobSituation, to: Phase) -> Command:
