@@ -5,7 +5,7 @@ the first fault is told.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -45,11 +45,17 @@ OF_EXPERTS: Final = (
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 Faults = Iterator[tuple[str, str]]
+WITH_DEFAULTS: Final = ("model.", "train.", "optim.", "fault.", "placement.")
 
 
-def check_job(spec: JobSpec, source: str) -> None:
-    """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
+def check_job(spec: JobSpec, source: str, *, named: Collection[str] | None = None) -> None:
+    """Raise ConfigError at `source:section.key` for the first rule that the job breaks.
+
+    named: keys that the file names: of another the error says that it has its default; None: not known.
+    """
     for key, what in _faults(spec):
+        if named is not None and key.startswith(WITH_DEFAULTS) and key not in named:
+            what += " (the file leaves this key at its default)"
         raise ConfigError(what, f"{source}:{key.replace('model.adapter.', 'adapter.')}")
 
 

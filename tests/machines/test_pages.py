@@ -31,7 +31,7 @@ JOIN_S: Final = 60.0
 """A person tries again so long while a daemon starts."""
 JOB: Final = """job.name = "my-job"
 data.source = "headway-docs"
-model = {{ num_hidden_layers = 2, hidden_size = 32, intermediate_size = 64, num_attention_heads = 2 }}
+model = {{ num_hidden_layers = 2, hidden_size = 32, intermediate_size = 64, num_attention_heads = 4 }}
 train = {{ batches = 20, microbatches = 2, microbatch_size = 2, sequence_length = 32 }}
 fault.checkpoint_dir = "{folder}"
 """
