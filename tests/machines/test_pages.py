@@ -148,15 +148,15 @@ class Terminal:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
-    """Terminals on etcd's machine, on node-a, node-b, and on a person's; two on one machine share its home."""
+    """Terminals on etcd's machine, on node-a, node-b, and those of two people on one more machine."""
     addresses = {"e": "10.0.0.5", "a": "10.0.0.7", "b": "10.0.0.9", "me": "10.0.0.11"}
     with ExitStack() as stack:
         network = stack.enter_context(Network.of(addresses))
         for name, address in addresses.items():
             ip("-n", network.machines[name].namespace, "address", "add", f"{address}/24", "dev", "eth0")
-        yield {
-            name: stack.enter_context(Terminal(network.machines[name].namespace, tmp_path / name)) for name in addresses
-        }
+        machines = {name: machine.namespace for name, machine in network.machines.items()}
+        machines["ann"] = machines["me"]
+        yield {name: stack.enter_context(Terminal(where, tmp_path / name)) for name, where in machines.items()}
 
 
 def join(person: Terminal, invite: str, machine: Terminal) -> None:
@@ -188,7 +188,7 @@ def test_the_readmes_own_machines(places: dict[str, Terminal], tmp_path: Path) -
 
 def test_the_deployment_page(places: dict[str, Terminal], tmp_path: Path) -> None:
     """Its blocks in their order, each on the machine that the page names; what it says to copy is copied."""
-    etcd, first, other, person = (places[name] for name in ("e", "a", "b", "me"))
+    etcd, first, other, person, ann = (places[name] for name in ("e", "a", "b", "me", "ann"))
     write_job(person, tmp_path / "shared")
     blocks = blocks_of("docs/deployment.md")
     assert [block[0] for block in blocks if not block[0].startswith((*RUN, *LEFT_OUT))] == []
@@ -200,11 +200,18 @@ def test_the_deployment_page(places: dict[str, Terminal], tmp_path: Path) -> Non
                 shutil.copytree(first.home / "ca/me", person.home / "ca/me")
             elif line.startswith("etcd "):
                 etcd.type(line)
-            elif line.startswith("headway daemon --etcd"):
+            elif line.startswith(("headway daemon --etcd", "headway certs list --ca")):
                 first.type_until_it_works(line)
+            elif line.startswith("headway invite ann"):
+                (joining,) = re.findall(r"^headway join hw1-\S+", person.type(line), re.MULTILINE)
+                (export,) = re.findall(r"export HEADWAY_\S+.*", ann.type(joining))
+                ann.type(export)
+            elif line.startswith("headway certs renew"):
+                ann.type(line)
             elif line.startswith("headway invite node-b"):
                 join(person, line, other)
             elif line.startswith(("headway daemon --config", "headway config show")):
                 other.type("true" if "daemon" in line.split()[1] else line)  # the daemon runs since it joined
             else:
-                person.type_until_it_works(line)
+                for terminal in [person, first] if line.startswith("export ") else [person]:
+                    terminal.type_until_it_works(line)
