@@ -159,11 +159,12 @@ def places(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
         yield {name: stack.enter_context(Terminal(where, tmp_path / name)) for name, where in machines.items()}
 
 
-def join(person: Terminal, invite: str, machine: Terminal) -> None:
-    """Invite a machine, and type there what is printed, and then what that prints, as people do."""
+def join(person: Terminal, invite: str, machine: Terminal) -> str:
+    """Invite a machine, and type there what is printed, and then what that prints, as people do; return the last."""
     (line,) = re.findall(r"^headway join hw1-\S+", person.type_until_it_works(invite), re.MULTILINE)
     (daemon,) = set(re.findall(r"headway daemon --config \S+ --certs \S+ --state-dir \S+", machine.type(line)))
     machine.type(daemon)
+    return daemon
 
 
 def write_job(person: Terminal, shared: Path) -> None:
@@ -183,14 +184,14 @@ def test_the_readmes_own_machines(places: dict[str, Terminal], tmp_path: Path) -
             first.type_until_it_works("headway nodes | grep -q node-b")
         else:
             told = first.type(line)
-    assert "finished" in told
+    assert "finished" in told, "the last line watches the job to its end"
 
 
 def test_the_deployment_page(places: dict[str, Terminal], tmp_path: Path) -> None:
     """Its blocks in their order, each on the machine that the page names; what it says to copy is copied."""
     etcd, first, other, person, ann = (places[name] for name in ("e", "a", "b", "me", "ann"))
     write_job(person, tmp_path / "shared")
-    blocks = blocks_of("docs/deployment.md")
+    blocks, daemon = blocks_of("docs/deployment.md"), ""
     assert [block[0] for block in blocks if not block[0].startswith((*RUN, *LEFT_OUT))] == []
     for block in blocks:
         for line in block if block[0].startswith(RUN) else []:
@@ -208,8 +209,11 @@ def test_the_deployment_page(places: dict[str, Terminal], tmp_path: Path) -> Non
                 ann.type(export)
             elif line.startswith("headway certs renew"):
                 ann.type(line)
+            elif line.startswith("headway certs restore"):
+                person.type(line)
+                other.type(daemon)  # a revoked node's daemon has ended; systemd would start it again
             elif line.startswith("headway invite node-b"):
-                join(person, line, other)
+                daemon = join(person, line, other)
             elif line.startswith(("headway daemon --config", "headway config show")):
                 other.type("true" if "daemon" in line.split()[1] else line)  # the daemon runs since it joined
             else:
