@@ -70,9 +70,11 @@ def parse_job(
     names one is refused. model_from: a folder that the text need not name.
     """
 
+    said: set[str] = set() if named is None else named
+
     def check_keys(kind: type, raw: dict[str, Any], place: Place) -> None:
         """Note the keys, and refuse a setting that its optimizer would ignore: it looks as if it had an effect."""
-        named.update(".".join((*place, key)) for key in raw)
+        said.update(".".join((*place, key)) for key in raw)
         name = raw.get("name")
         if kind is not GroupSpec or not isinstance(name, str):
             return  # a later check refuses its absence
@@ -91,7 +93,6 @@ def parse_job(
                     where(source, (*place, key)),
                 )
 
-    named = set() if named is None else named
     raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
     ignored = _taken_keys(raw, source, has_folder=bool(folder))
@@ -102,7 +103,7 @@ def parse_job(
         spec = _begun_with(spec, folder, raw, ignored=ignored, source=source, open_model=open_model)
     if "adapter" in raw and "rank" not in raw["adapter"] and not spec.origin.adapter:
         raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
-    check_job(spec, source, named=None if folder else named)
+    check_job(spec, source, named=None if folder else said)
     return spec
 
 

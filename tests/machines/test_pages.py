@@ -162,7 +162,8 @@ def places(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
 def join(person: Terminal, invite: str, machine: Terminal) -> str:
     """Invite a machine, and type there what is printed, and then what that prints, as people do; return the last."""
     (line,) = re.findall(r"^headway join hw1-\S+", person.type_until_it_works(invite), re.MULTILINE)
-    (daemon,) = set(re.findall(r"headway daemon --config \S+ --certs \S+ --state-dir \S+", machine.type(line)))
+    told: set[str] = set(re.findall(r"headway daemon --config \S+ --certs \S+ --state-dir \S+", machine.type(line)))
+    (daemon,) = told
     machine.type(daemon)
     return daemon
 
