@@ -2,18 +2,28 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
-from headway.daemon.base.errors import ConfigError, JobFailedError, RecoveryError, StoreError, StoreUnreachableError
+from headway.daemon.base.errors import (
+    EXIT_CONFIG,
+    EXIT_UNREACHABLE,
+    ConfigError,
+    JobFailedError,
+    RecoveryError,
+    StoreError,
+    StoreUnreachableError,
+)
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.cluster.records import TERMINAL_PHASES, EventRecord
 from headway.daemon.reports.job_report import JobReport, report_in, reports_in
@@ -48,7 +58,10 @@ AnswerT = TypeVar("AnswerT")
 
 SENDING_TIMEOUT_S: Final = 3600.0
 """Default deadline of calls that move a job's data or its model."""
+GRACE_S: Final = 5.0
+"""Time for a call to end by itself after its deadline."""
 GIB: Final = 1 << 30
+_STARTING: Final = threading.Lock()
 
 
 class Client:
@@ -77,8 +90,8 @@ class Client:
         or the folder `.headway`, in which `headway up` runs.
 
         etcd: its members, HOST:PORT[,HOST:PORT…]. certs: a folder with ca.pem, cert.pem and key.pem. cluster: the state
-        folder of a local cluster. timeout_s: deadline of each call that names no other. Raises ConfigError, and
-        StoreUnreachableError when no cluster runs.
+        folder of a local cluster. timeout_s: deadline of the cluster's answer to a call that names no other. Raises
+        ConfigError, and StoreUnreachableError when no cluster runs.
         """
         folders = [None if each is None else Path(each) for each in (certs, cluster)]
         address = find_cluster(etcd=etcd, certs=folders[0], cluster=folders[1])
@@ -142,7 +155,9 @@ class Client:
         finally:
             _result(reports.aclose())
 
-    def history(self, job: str, *, from_batch: int = 0, every: int = 1) -> list[HistoryRow]:
+    def history(
+        self, job: str, *, from_batch: int = 0, every: int = 1, timeout_s: float = SENDING_TIMEOUT_S
+    ) -> list[HistoryRow]:
         """Return the rows of a job's batches from one on, also of a job that is over; `loss` is in nats per token.
 
         Batches that a failure could still undo are left out. every: only batches that this number divides, and those
@@ -153,7 +168,7 @@ class Client:
         async def work(session: ClusterSession) -> list[HistoryRow]:
             return [row async for row in read_history(session, job, from_batch=from_batch, every=every)]
 
-        return self._do("history", work)
+        return self._do("history", work, timeout_s=timeout_s)
 
     def events(self, job: str) -> list[EventRecord]:
         """Return why each plan of a job changed, in sentences, oldest first."""
@@ -232,9 +247,11 @@ class Client:
         force: replace a model that no export wrote. dtype: None: that of the folder from which the job started, else
         float32. merge: add adapters to the weights beside them. Needs torch. Remarks are warnings of Python.
         """
-        with _torch_at_hand("headway.Client.export"):
-            from headway.daemon.client.export import ExportReport
-            from headway.daemon.client.export import export as export_job
+        if find_spec("torch") is None:
+            raise MissingPackageError("torch", "node", "headway.Client.export")
+        from headway.daemon.client.export import ExportReport
+        from headway.daemon.client.export import export as export_job
+
         told: list[str] = []
         options: dict[str, Any] = {"force": force, "dtype": dtype, "merge": merge, "on_warning": told.append}
         boundary = self._do(
@@ -270,7 +287,7 @@ class Client:
                 where = f"headway.Client.{what}"
                 raise TimeoutError(f"{where}: not done within {limit_s:g} s by the cluster of {self._etcd}") from error
 
-        return _result(within())
+        return _result(within(), timeout_s=limit_s + GRACE_S)
 
 
 def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -> "PlanPreview":
@@ -304,14 +321,24 @@ def reference(
 ) -> list[HistoryRow]:
     """Train a job in one plain loop, without a cluster; return the rows that every run of the job has, bit for bit.
 
+    It computes in a process of its own, because exact arithmetic needs settings of torch that are not the caller's.
     Seconds, and the generation, which is 0, are the loop's own. out: folder for metrics.jsonl and the model; None: they
-    are not kept. Needs torch. Raises ConfigError, DataError, JobFailedError.
+    are not kept. Needs torch. Raises ConfigError, MissingPackageError, RecoveryError, JobFailedError.
     """
-    with _torch_at_hand("headway.reference"):
-        from headway.daemon.local.reference_run import run_reference
+    if find_spec("torch") is None:
+        raise MissingPackageError("torch", "node", "headway.reference")
     with tempfile.TemporaryDirectory(prefix="headway-") as folder:
         written = Path(folder if out is None else out)
-        _aside(lambda: run_reference(Path(job), written, device=device))
+        words = ["reference", str(job), "--out", str(written), "--device", device]
+        command = [sys.executable, "-P", "-m", "headway.daemon.cli.main", *words]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        told = done.stderr.strip().removeprefix("headway: ")
+        if done.returncode == EXIT_CONFIG:
+            raise ConfigError(told)
+        if done.returncode == EXIT_UNREACHABLE:
+            raise RecoveryError(str(job), told)
+        if done.returncode != 0:
+            raise JobFailedError(job=str(job), phase="failed", reason=told or f"it ended with {done.returncode}")
         lines = (written / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [HistoryRow(**json.loads(line)) for line in lines]
 
@@ -340,35 +367,33 @@ async def _next(reports: AsyncGenerator[JobReport, None]) -> JobReport | None:
     return await anext(reports, None)
 
 
-@contextmanager
-def _torch_at_hand(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingPackageError("torch", "node", what) from error
-
-
 def _aside(work: Callable[[], AnswerT]) -> AnswerT:
     """Return the result of work in a thread of its own: the caller's may be a notebook's, with a running event loop."""
     with ThreadPoolExecutor(1, thread_name_prefix="headway") as pool:
         return pool.submit(work).result()
 
 
-def _result(work: Coroutine[Any, Any, AnswerT]) -> AnswerT:
-    """Return the result of work in the event loop of all clients; an interrupted caller's work is cancelled."""
+def _result(work: Coroutine[Any, Any, AnswerT], *, timeout_s: float | None = None) -> AnswerT:
+    """Return the result of work in the event loop of all clients; an interrupted caller's work is cancelled.
+
+    timeout_s: the wait's own limit, behind those of the work: after os.fork no loop would keep them.
+    """
     future = asyncio.run_coroutine_threadsafe(work, _loop())
     try:
-        return future.result()
+        return future.result(timeout_s)
     except BaseException:
         future.cancel()
         raise
 
 
-@cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Start the thread of the one event loop: connections belong to the loop in which they were opened."""
+    """Return the one event loop: connections belong to the loop in which they were opened."""
+    with _STARTING:
+        return _started()
+
+
+@cache
+def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="headway", daemon=True).start()
     return loop

@@ -79,6 +79,26 @@ def test_a_call_ends_at_its_deadline_and_names_itself(standing: Program) -> None
     assert away.startswith("nowhere: no cluster runs here")
 
 
+def test_the_reference_leaves_the_settings_of_torch_alone(tmp_path: Path) -> None:
+    """It computes elsewhere: threads and modes stay the caller's; an impossible job is a ConfigError of one line."""
+    (tmp_path / "job.toml").write_text(
+        'job.name = "j"\n[train]\nbatches = 1\nmicrobatches = 1\nsequence_length = 8\n'
+        "[model]\nnum_hidden_layers = 1\nhidden_size = 16\nintermediate_size = 16\nnum_attention_heads = 2\n"
+        "num_key_value_heads = 2\n"
+    )
+    (tmp_path / "bad.toml").write_text('job.name = "j"\n[train]\nbatches = 0\n')
+    code = (
+        "import torch, headway\ntorch.set_num_threads(3)\n(row,) = headway.reference('job.toml')\n"
+        "print(row.batch, torch.get_num_threads(), torch.get_deterministic_debug_mode())\n"
+        "try:\n    headway.reference('bad.toml')\nexcept headway.ConfigError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert (first, second.startswith("bad.toml:train.batches")) == ("0 3 0", True), done.stdout
+
+
 @pytest.mark.parametrize("name", ["__version__", "Client", "plan", "reference", "JobReport"])
 def test_the_package_is_light_until_it_is_used(name: str) -> None:
     """`import headway` loads nothing else of it, and no name of it loads torch, numpy or the planner."""
