@@ -1,81 +1,106 @@
-"""Pictures of the pages: `headway demo`, looked at by a headless Chromium while it trains and after it.
+"""Pictures of the pages, by a headless Chromium.
 
     .venv/bin/python bench/screenshots.py --out docs
 
-It writes page_cluster.png and page_job.png (dark) of `headway web` while the demo trains, once it has lost a machine,
-and page_report.png and page_phone.png of the report that the demo leaves.
+It runs `headway demo`, and writes page_dark.png and page_phone.png of its report. Then it trains the demo's job in a
+cluster of `headway up`, kills a machine, and writes page_job.png and page_cluster.png of `headway web`.
 """
 
 import argparse
 import asyncio
+import os
+import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from headway.daemon.base.errors import StoreUnreachableError
-from headway.daemon.client.cluster_access import find_cluster
+from headway.daemon.client.cluster_access import ClusterAddress, find_cluster, read_cluster_file
 from headway.daemon.client.web import Listening, serve
 from tests.rigs.browser import CHROMIUM, Page, browser_page
 
+HEADWAY: Final = Path(sys.executable).with_name("headway")
+JOB: Final = Path(__file__).parents[1] / "docs/jobs/demo.toml"
 START_S: Final = 120.0
 TRAINING_S: Final = 600.0
-AT_SHARE: Final = 0.75
-"""Share of the batches after which the running job is shown: every kill is past."""
-DONE: Final = "window.Headway?.page ? Headway.page.done / Headway.page.picture.num_batches : 0"
+DONE: Final = "window.Headway?.page ? Headway.page.done : 0"
+
+
+async def of_report(page: Page, folder: Path, out: Path) -> None:
+    """Run the demo, and take pictures of the report that it leaves."""
+    demo = await asyncio.create_subprocess_exec(HEADWAY, "demo", "--out", folder, stdout=asyncio.subprocess.DEVNULL)
+    assert await demo.wait() == 0, "the demo failed"
+    await page.goto(f"file://{folder}/report.html")
+    await picture(page, out / "page_dark.png", width=1240, height=1000, is_dark=True)
+    await picture(page, out / "page_phone.png", width=390, height=844, scale=1.5)
+
+
+async def of_cluster(page: Page, folder: Path, out: Path) -> None:
+    """Train the demo's job in a cluster, kill a machine, and take pictures of `headway web`."""
+    async with cluster_in(folder) as address:
+        submission = await asyncio.create_subprocess_exec(HEADWAY, "submit", JOB, "--cluster", folder)
+        assert await submission.wait() == 0, "the job was refused"
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve(address, Listening(host="127.0.0.1", port=0), on_ready=url.set_result))
+        try:
+            await page.look(width=1240, height=1000)
+            await page.goto(await url)
+            await page.until("!!document.querySelector('#jobs a')", timeout_s=START_S)
+            await page.value("document.querySelector('#jobs a').click()")
+            await page.until(f"{DONE} >= 30", timeout_s=TRAINING_S)
+            found = read_cluster_file(folder)
+            assert found is not None
+            os.kill(found.pids["node-2"], signal.SIGKILL)
+            await page.until(f"{DONE} >= 60", timeout_s=TRAINING_S)
+            await picture(page, out / "page_job.png", width=1240, height=1000)
+            await page.goto((await url).split("?")[0])
+            await page.until("!!document.querySelector('#jobs a') && !!document.querySelector('#members table')")
+            await picture(page, out / "page_cluster.png", width=1240, height=800)
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+
+
+@asynccontextmanager
+async def cluster_in(folder: Path) -> AsyncIterator[ClusterAddress]:
+    """Start three nodes, and give their address."""
+    cluster = await asyncio.create_subprocess_exec(
+        HEADWAY, "up", "--state-dir", folder, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(START_S):
+            while True:
+                try:
+                    address = find_cluster(cluster=folder)
+                    break
+                except StoreUnreachableError:
+                    await asyncio.sleep(0.5)
+        yield address
+    finally:
+        cluster.send_signal(signal.SIGINT)
+        await cluster.wait()
+
+
+async def picture(
+    page: Page, path: Path, *, width: int, height: int, is_dark: bool = False, scale: float = 1.0
+) -> None:
+    """Write what a screen of this size shows."""
+    await page.look(width=width, height=height, is_dark=is_dark, scale=scale)
+    await asyncio.sleep(0.5)  # the page is drawn anew for this size in its next frames
+    await page.value("scrollTo(0, 0)")
+    await page.shoot(path)
+    sys.stdout.write(f"{path}: {path.stat().st_size / 1e3:.0f} kB\n")
 
 
 async def shoot(out: Path) -> None:
-    """Run the demo, and write the pictures."""
-    with tempfile.TemporaryDirectory(prefix="headway-shots-") as folder:
-        runs = Path(folder) / "demo"
-        headway = Path(sys.executable).with_name("headway")
-        demo = await asyncio.create_subprocess_exec(headway, "demo", "--out", runs, stdout=asyncio.subprocess.DEVNULL)
-        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(_serve(runs / "state", url))
-        try:
-            async with browser_page() as page, asyncio.timeout(TRAINING_S):
-                await _live(page, await url, out)
-                assert await demo.wait() == 0, "the demo failed"
-                await page.goto(f"file://{next(runs.glob('*.html'))}")
-                await _picture(page, out / "page_report.png", width=1240, height=1000)
-                await _picture(page, out / "page_phone.png", width=390, height=844, scale=1.5)
-        finally:
-            serving.cancel()
-            if demo.returncode is None:
-                demo.terminate()
-                await demo.wait()
-
-
-async def _serve(cluster: Path, url: "asyncio.Future[str]") -> None:
-    """Serve the pages of the demo's cluster, once it is up."""
-    async with asyncio.timeout(START_S):
-        while True:
-            try:
-                address = find_cluster(cluster=cluster)
-                break
-            except StoreUnreachableError:
-                await asyncio.sleep(0.5)
-    await serve(address, Listening(host="127.0.0.1", port=0), on_ready=url.set_result)
-
-
-async def _live(page: Page, url: str, out: Path) -> None:
-    await page.look(width=1240, height=1000)
-    await page.goto(url)
-    await page.until("!!document.querySelector('#jobs a')", timeout_s=START_S)
-    await page.value("document.querySelector('#jobs a').click()")
-    await page.until(f"{DONE} >= {AT_SHARE}", timeout_s=TRAINING_S)
-    await _picture(page, out / "page_job.png", width=1240, height=1000, is_dark=True)
-    await page.goto(url.split("?")[0])
-    await page.until("!!document.querySelector('#jobs a') && !!document.querySelector('#members table')")
-    await _picture(page, out / "page_cluster.png", width=1240, height=800)
-
-
-async def _picture(page: Page, path: Path, **screen: float | bool) -> None:
-    await page.look(**screen)  # type: ignore[arg-type]
-    await asyncio.sleep(0.5)  # what is drawn anew for the size of a screen is drawn in the next frames
-    await page.shoot(path)
-    sys.stdout.write(f"{path}: {path.stat().st_size / 1e3:.0f} kB\n")
+    """Write all pictures."""
+    with tempfile.TemporaryDirectory(prefix="headway-pages-") as folder:
+        async with browser_page() as page:
+            await of_cluster(page, Path(folder) / "cluster", out)
+            await of_report(page, Path(folder) / "demo", out)
 
 
 def main() -> int:
