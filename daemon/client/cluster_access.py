@@ -200,7 +200,8 @@ def find_cluster(
 def _is_starting(folder: Path) -> bool:
     """Return whether a process has locked a state folder. Locking it here to find out could stop an `up`."""
     try:
-        place = f":{(folder / 'lock').stat().st_ino} "
+        lock = (folder / "lock").stat()  # an inode's number alone repeats across file systems
+        place = f" {os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino} "
         return any("FLOCK" in line and place in line for line in Path("/proc/locks").read_text().splitlines())
     except OSError:
         return False

@@ -307,7 +307,8 @@ def _picture(
     parts += _goodput(report, has_details)
     if report.no_better_plan and (has_details or report.no_better_plan != NO_FASTER_PLAN):
         parts.append(Text(f"plan kept: {report.no_better_plan}", style="dim"))
-    events = [event for event in snapshot.events if sentence(report.reason) != event.text]  # the head has that one
+    has_newest = bool(snapshot.events) and sentence(report.reason) == snapshot.events[-1].text  # then the head has it
+    events = snapshot.events[: len(snapshot.events) - has_newest]
     if events := events[max(0, len(events) - num_events) :]:
         parts += [Text(), *(_event(event) for event in events)]
     if report.error:
