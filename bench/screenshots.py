@@ -26,7 +26,7 @@ HEADWAY: Final = Path(sys.executable).with_name("headway")
 JOB: Final = Path(__file__).parents[1] / "docs/jobs/demo.toml"
 START_S: Final = 120.0
 TRAINING_S: Final = 600.0
-DONE: Final = "window.Headway?.page ? Headway.page.done : 0"
+DONE: Final = "typeof Headway === 'object' && Headway.page ? Headway.page.done : 0"
 
 
 async def of_report(page: Page, folder: Path, out: Path) -> None:
