@@ -1,6 +1,5 @@
 """Commands about jobs that a cluster has."""
 
-import json
 import os
 import sys
 import time
@@ -263,7 +262,7 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
 
     def line(row: "HistoryRow") -> str:
         if as_json:
-            return json.dumps(row.as_dict())
+            return row.as_json()
         if options.as_csv:
             known = row.as_dict()
             return ",".join(str(known.get(name, "")) for name in ROW_NAMES)

@@ -4,6 +4,7 @@ Batches whose rows are lost, because somebody deleted a journal part, have none.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -42,6 +43,10 @@ class HistoryRow:
         """Return what is known, by name."""
         return {name: value for name in ROW_NAMES if (value := getattr(self, name)) is not None}
 
+    def as_json(self) -> str:
+        """Return it as one line of JSON; null is what is not finite, since JSON has no NaN."""
+        return json.dumps({name: value if math.isfinite(value) else None for name, value in self.as_dict().items()})
+
 
 ROW_NAMES: Final = tuple(each.name for each in fields(HistoryRow))
 
@@ -62,7 +67,7 @@ def read_rows(path: Path) -> list[HistoryRow]:
             for number, line in enumerate(stream, start=1):
                 if not line.endswith(b"\n"):
                     break
-                rows.append(msgspec.convert(json.loads(line), HistoryRow))  # json reads NaN
+                rows.append(msgspec.convert(json.loads(line, object_hook=_with_nan), HistoryRow))
                 if len(rows) > 1 and rows[-1].batch <= rows[-2].batch:
                     raise ConfigError(f"line {number} is batch {rows[-1].batch}, which is not a new one", str(path))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -70,6 +75,11 @@ def read_rows(path: Path) -> list[HistoryRow]:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", str(path)) from error
     return rows
+
+
+def _with_nan(found: dict[str, object]) -> dict[str, object]:
+    """Return what as_json has written: null stands for what was not finite."""
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 class MetricsFile:
@@ -95,7 +105,7 @@ class MetricsFile:
         """Write a batch and flush. A batch that is already in the file is skipped."""
         if row.batch <= self.last_batch:
             return
-        self._stream.write(json.dumps(row.as_dict()).encode() + b"\n")
+        self._stream.write(row.as_json().encode() + b"\n")
         self._stream.flush()
         self.last_batch = row.batch
 

@@ -9,6 +9,7 @@ lead tells its siblings.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 
 import torch
@@ -28,12 +29,20 @@ from headway.stages.state.layer_state import LayerState, split_by_layer
 from headway.stages.sums import fold
 
 EPSILON = 1e-6
+PIECE_ELEMENTS = 1 << 24
+"""A piece in float64 takes 128 MiB."""
 
 
 @torch.no_grad()
 def parameter_squares(gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of squares of each of a layer's gradients, float64 [parameters], in name order."""
-    return torch.stack([gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)])
+    return torch.stack([_square(gradients[name]) for name in sorted(gradients)])
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """Return the left fold of the squares of a gradient's pieces: a whole embedding in float64 would be gigabytes."""
+    pieces = torch.split(gradient.reshape(-1), PIECE_ELEMENTS)
+    return reduce(torch.add, [piece.to(torch.float64, copy=True).square_().sum() for piece in pieces])
 
 
 def counted_once(layer: str, gradients: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, Tensor]:

@@ -26,7 +26,10 @@ def norm(gradient: Weights, *, is_tied: bool) -> float:
         for name in sorted(gradient[layer]):
             if (is_tied and name == "lm_head.weight") or name == "mlp.gate.e_score_correction_bias":
                 continue
-            term = gradient[layer][name].double().square().sum().item()
+            pieces = torch.split(gradient[layer][name].flatten(), 2**24)
+            term = pieces[0].double().square().sum().item()
+            for piece in pieces[1:]:
+                term = term + piece.double().square().sum().item()
             square = term if square is None else square + term
         square = 0.0 if square is None else square
         total = square if total is None else total + square

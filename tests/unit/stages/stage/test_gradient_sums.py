@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.stage import relays
 from headway.stages.stage.batch_gradients import GradientSums
 from headway.stages.stage.relays import clip_coefficient, layer_squares, parameter_squares
 from headway.stages.sums import fold
@@ -107,6 +108,13 @@ def test_squares_are_folded_in_name_order_in_float64() -> None:
     squares = parameter_squares(gradients).tolist()
     assert layer_squares(squares, [3]) == [((1e16 + 1.0) + 9.0) + tenth * tenth]
     assert fold([1e16, 1.0, 1.0]) == 1e16 != fold([1.0, 1.0, 1e16])
+
+
+def test_a_large_gradient_is_squared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of two elements, of which the first swallows a one → the fold of the pieces, not one sum over all."""
+    monkeypatch.setattr(relays, "PIECE_ELEMENTS", 2)
+    gradient = torch.tensor([[1e8, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    assert parameter_squares({"a": gradient}).tolist() == [(1e16 + 2.0) + 1.0]
 
 
 def test_the_coefficient_only_ever_shrinks() -> None:
