@@ -242,20 +242,20 @@ class Client:
         merge: bool = False,
         timeout_s: float = SENDING_TIMEOUT_S,
     ) -> "ExportReport":
-        """Write the model of a job's newest boundary into the folder `out`, for AutoModelForCausalLM or PEFT.
+        """Write the model of a job's newest boundary into the folder `out`, for AutoModelForCausalLM or PEFT, and
+        metrics.jsonl beside it.
 
         force: replace a model that no export wrote. dtype: None: that of the folder from which the job started, else
         float32. merge: add adapters to the weights beside them. Needs torch. Remarks are warnings of Python.
         """
         if find_spec("torch") is None:
             raise MissingPackageError("torch", "node", "headway.Client.export")
-        from headway.daemon.client.export import ExportReport
-        from headway.daemon.client.export import export as export_job
+        from headway.daemon.client.export import ExportReport, export_with_history
 
         told: list[str] = []
         options: dict[str, Any] = {"force": force, "dtype": dtype, "merge": merge, "on_warning": told.append}
         boundary = self._do(
-            "export", lambda session: export_job(session, job, Path(out), **options), timeout_s=timeout_s
+            "export", lambda session: export_with_history(session, job, Path(out), **options), timeout_s=timeout_s
         )
         for text in told:
             warnings.warn(text, stacklevel=2)

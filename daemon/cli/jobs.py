@@ -396,22 +396,13 @@ def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_j
     headway export my-job --out exported --dtype bfloat16
     headway export my-job --out exported --merge
     """
-    from headway.daemon.base.errors import ConfigError, RecoveryError
-    from headway.daemon.client.export import ExportReport
-    from headway.daemon.client.export import export as export_job
-    from headway.daemon.client.job_watch import write_history
-    from headway.daemon.reports.metrics_file import METRICS_NAME
-    from headway.stages.errors import PeerError
+    from headway.daemon.client.export import ExportReport, export_with_history
 
     def show(done: int, total: int) -> None:
         draw_over(f"layer {done}/{total}", is_last=done == total)
 
     async def work(session: "ClusterSession") -> int:
-        boundary = await export_job(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
-        try:
-            await write_history(session, job, out / METRICS_NAME, below=boundary.number)
-        except (ConfigError, PeerError, RecoveryError) as error:
-            warn(f"the history of {job} is not beside its model: {error}")
+        boundary = await export_with_history(session, job, out, **asdict(options), on_warning=warn, on_layer=show)
         return boundary.number
 
     boundary = where.run(work)

@@ -5,14 +5,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from headway.daemon.base.errors import ConfigError, RecoveryError, UnwritableError
+from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError, UnwritableError
 from headway.daemon.blobs.data_source import tokenizer_at
 from headway.daemon.blobs.fetch import PartialFile, fetch
 from headway.daemon.blobs.peer_client import NodeClient, holder
 from headway.daemon.client.cluster_access import ClusterSession, node_client
+from headway.daemon.client.job_watch import write_history
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
 from headway.daemon.decide.boundaries import holders, newest_complete
@@ -24,8 +26,9 @@ from headway.daemon.models.adapter_folder import AdapterFolderWriter
 from headway.daemon.models.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.models.model_place import replaced
 from headway.daemon.models.origin_parts import Carried, carried_in
+from headway.daemon.reports.metrics_file import METRICS_NAME
 from headway.daemon.text.data_tokenizer import DataTokenizer, tokenizer_json
-from headway.stages.errors import DamagedFileError, DataError, UnavailableError
+from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.model.adapters import is_of_adapter, merged
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters
@@ -85,6 +88,26 @@ def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
             f"nothing to export yet: no boundary was written; `headway pause {job.name}` writes one", f"job {job.name}"
         )
     return max(found, key=lambda boundary: (boundary.number, boundary.timeline))
+
+
+async def export_with_history(
+    session: ClusterSession,
+    job: str,
+    out: Path,
+    *,
+    on_warning: Callable[[str], None],
+    **options: Any,
+) -> Boundary:
+    """Export a model, and write the rows of the batches that made it beside it; options and errors are those of export.
+
+    on_warning: is also told why there are no rows: the model is complete all the same.
+    """
+    boundary = await export(session, job, out, on_warning=on_warning, **options)
+    try:
+        await write_history(session, job, out / METRICS_NAME, below=boundary.number)
+    except (ConfigError, PeerError, RecoveryError, StoreError, OSError) as error:
+        on_warning(f"the history of {job} is not beside its model: {error}")
+    return boundary
 
 
 async def export(

@@ -280,11 +280,17 @@ async def write_history(session: ClusterSession, name: str, path: Path, *, below
 
     Raises ConfigError when the file is another one, UnavailableError when no node answers.
     """
-    MetricsFile(path, is_resumed=True).close()  # nothing of a user's is replaced
-    with MetricsFile(path) as metrics:
-        async for row in read_history(session, name):
-            if row.batch < below:
-                metrics.append(row)
+    if path.exists():
+        MetricsFile(path, is_resumed=True).close()  # nothing of a user's is replaced
+    draft = path.with_name(f"{path.name}.partial")  # an earlier file stays until all rows are here
+    try:
+        with MetricsFile(draft) as metrics:
+            async for row in read_history(session, name):
+                if row.batch < below:
+                    metrics.append(row)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 async def follow_history(
