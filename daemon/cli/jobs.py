@@ -246,6 +246,10 @@ class HistoryOptions:
     """Go on with each batch as soon as no failure can undo it, until the job is over."""
     as_csv: Annotated[bool, typer.Option("--csv")] = False
     """Print comma-separated values, with a line of titles."""
+    jsonl: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    """Write what is shown also here, as JSON, one object a line; an earlier file is continued."""
+    tensorboard: Annotated[Path | None, typer.Option(metavar="DIR")] = None
+    """Write what is shown also for TensorBoard, in DIR/JOB; earlier files are continued."""
 
 
 def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
@@ -256,9 +260,12 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     \b
     headway history my-job --every 100
     headway history my-job --csv > losses.csv
+    headway history my-job --follow --tensorboard runs
     """
+    from headway.daemon.client.job_requests import job_of
     from headway.daemon.client.job_watch import follow_history, read_history
     from headway.daemon.reports.metrics_file import ROW_NAMES
+    from headway.daemon.reports.writers import opened
 
     def line(row: "HistoryRow") -> str:
         if as_json:
@@ -271,11 +278,14 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     async def work(session: "ClusterSession") -> None:
         read = follow_history if options.follow else read_history
         num_rows = 0
-        async for row in read(session, job, from_batch=options.from_batch, every=options.every):
-            if not num_rows and not as_json:
-                say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)
-            num_rows += 1
-            say(line(row))
+        uid = job_of(await session.view(), job).uid
+        with opened(job, uid, jsonl=options.jsonl, tensorboard=options.tensorboard) as write:
+            async for row in read(session, job, from_batch=options.from_batch, every=options.every):
+                if not num_rows and not as_json:
+                    say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)
+                num_rows += 1
+                say(line(row))
+                write(row)
         if not num_rows:
             warn(f"no batch of {job} is restorable yet; `headway watch {job}` shows it")
 

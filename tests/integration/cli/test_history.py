@@ -13,7 +13,7 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     program.up("--nodes", "2")
     job = program.job(batches=600, more="[fault]\nsnapshot_every = 2\n")
     assert program.run("submit", str(job))[0] == 0
-    follower = program.start("history", "tiny", "--follow", "--json")
+    follower = program.start("history", "tiny", "--follow", "--json", "--jsonl", "rows.jsonl", "--tensorboard", "runs")
 
     def batches(*options: str) -> list[int]:
         told = program.run("history", "tiny", "--json", *options)[1].splitlines()
@@ -27,6 +27,9 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["batch"] for row in rows] == list(range(600))
     assert rows == [json.loads(line) for line in program.run("history", "tiny", "--json")[1].splitlines()]
+    assert program.run("history", "tiny", "--jsonl", "rows.jsonl", "--tensorboard", "runs")[0] == 0
+    assert list(map(json.loads, (program.folder / "rows.jsonl").read_text().splitlines())) == rows
+    assert len([*(program.folder / "runs" / "tiny").iterdir()]) == 1
     assert all(row["gradient_norm"] > 0 for row in rows)
     assert len({row["generation"] for row in rows}) > 1
     assert program.run("export", "tiny", "--out", "exported")[0] == 0

@@ -1,0 +1,140 @@
+"""Writers of a job's history for other tools, outside the workers: nothing here can touch a bit of a job.
+
+Each appends rows in order. One that is started again goes on after the newest batch that it finds written.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
+from headway.stages.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+FLUSH_S: Final = 2.0
+"""A row reaches TensorBoard's file at most so long after it is appended."""
+
+
+class RowWriter(Protocol):
+    """Takes the rows of one job."""
+
+    def append(self, row: HistoryRow) -> None:
+        """Write a row, unless its batch is written already. Raises ConfigError, OSError."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+@contextmanager
+def opened(
+    job: str, uid: str, *, jsonl: Path | None = None, tensorboard: Path | None = None
+) -> Iterator[Callable[[HistoryRow], None]]:
+    """Give what writes a row of a job everywhere. Raises ConfigError, MissingPackageError.
+
+    jsonl: a metrics file. tensorboard: a folder with a folder for each job.
+    """
+    with ExitStack() as stack:
+        writers: list[tuple[str, RowWriter]] = []
+
+        def add(name: str, make: Callable[[], RowWriter]) -> None:
+            with _told(name):
+                writers.append((name, stack.enter_context(closing(make()))))
+
+        if jsonl is not None:
+            add(f"--jsonl {jsonl}", lambda: JsonLines(jsonl))
+        if tensorboard is not None:
+            add(f"--tensorboard {tensorboard}", lambda: TensorBoard(tensorboard / job, uid))
+
+        def append(row: HistoryRow) -> None:
+            for name, writer in writers:
+                with _told(name):
+                    writer.append(row)
+
+        yield append
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", name) from error
+
+
+def _check_installed(package: str) -> None:
+    """Raise MissingPackageError unless a package is there, which the extra of its name brings."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingPackageError(package, package, f"`--{package}`")
+
+
+class JsonLines:
+    """A metrics file. Raises ConfigError for another file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = MetricsFile(path, is_resumed=True)
+        self._losses = {row.batch: row.loss for row in read_rows(path)}
+        """Of the batches that were there and have not come again."""
+
+    def append(self, row: HistoryRow) -> None:
+        """Write a row. Raises ConfigError if the file has another loss for it: it is another job's."""
+        loss = self._losses.pop(row.batch, row.loss)
+        if repr(loss) != repr(row.loss):  # NaN is like NaN here
+            raise ConfigError(
+                f"has loss {loss} for batch {row.batch}, which is {row.loss}: another job's", str(self._path)
+            )
+        self._file.append(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Scalars for TensorBoard: step is the batch, tags are the names of the row's fields, values are float32."""
+
+    def __init__(self, folder: Path, uid: str) -> None:
+        """uid: the job's, which its files' names end with. Raises ConfigError when the folder has other events."""
+        _check_installed("tensorboard")
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._folder = folder
+        self._suffix = f".headway-{uid}"
+        self._writer: EventFileWriter | None = None
+        """None before the first row that is new: each writer makes a file."""
+        self._last_batch = -1
+        """Newest batch in the folder; -1 when there is none."""
+        for path in sorted(folder.glob("*tfevents*")):
+            if not path.name.endswith(self._suffix):
+                raise ConfigError(f"{path.name} is of another job; name another folder", str(folder))
+            for record in RawEventFileLoader(str(path)).Load():  # ends before a torn record
+                event = Event.FromString(record)
+                if event.HasField("summary"):
+                    self._last_batch = max(self._last_batch, event.step)
+
+    def append(self, row: HistoryRow) -> None:
+        """Write a row as one record, so a torn file has no half of a batch. Raises OSError."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if row.batch <= self._last_batch:
+            return
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._folder), flush_secs=FLUSH_S, filename_suffix=self._suffix)
+        known = row.as_dict().items()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in known if name != "batch"]
+        self._writer.add_event(Event(wall_time=time.time(), step=row.batch, summary=Summary(value=values)))
+        self._last_batch = row.batch
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
