@@ -99,8 +99,11 @@ class Neighbour:
         contract = FrameContract.of(run.model, run.train)
         self._tensors = {
             kind: tuple(torch.zeros(form.shape, dtype=form.dtype) for form in contract.forms[kind])
-            for kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT)
+            for kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT, FrameKind.NORM_TOTAL)
         }
+        num_layers = sum(map(len, run.cuts[host.rank :]))
+        self._tensors[FrameKind.NORM_SQUARES] = (torch.zeros(num_layers, dtype=torch.float64),)
+        self._num_totals = 0
         self._link: Link = host.open_link(run.job, host.rank, run.rank, self._inbox, contract, run.link)
 
     def run(self, *, is_upstream: bool) -> None:
@@ -116,19 +119,33 @@ class Neighbour:
             else:
                 arrived = self._take()
                 self._send(FrameKind.GRADIENT, arrived.batch, arrived.microbatch)
+                if arrived.microbatch == train.microbatches - 1:
+                    self._send(FrameKind.NORM_SQUARES, arrived.batch, 0)
         for _ in range(min(ahead, len(keys)) if is_upstream else 0):
             self._take()
+        while is_upstream and self._num_totals < train.batches:
+            self._next()
 
     def _send(self, kind: FrameKind, batch: int, microbatch: int) -> None:
         self._link.send(Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(microbatch), self._tensors[kind]))
 
     def _take(self) -> Frame:
+        """Return the next activation or gradient."""
+        while (frame := self._next()).kind not in (FrameKind.ACTIVATION, FrameKind.GRADIENT):
+            pass
+        return frame
+
+    def _next(self) -> Frame:
+        """Return the next frame. Squares of a batch's gradient are answered by their total."""
         try:
             item = self._inbox.get(timeout=TIMEOUT.total_seconds())
         except queue.Empty:
             raise RuntimeError(f"{self._link.peer}: no frame within {TIMEOUT}") from None
         if isinstance(item, LinkLost):
             raise RuntimeError(f"{item.peer}: {item.reason}")
+        if item.kind is FrameKind.NORM_SQUARES:
+            self._send(FrameKind.NORM_TOTAL, item.batch, 0)
+            self._num_totals += 1
         return item
 
 
