@@ -250,6 +250,8 @@ class HistoryOptions:
     """Write what is shown also here, as JSON, one object a line; an earlier file is continued."""
     tensorboard: Annotated[Path | None, typer.Option(metavar="DIR")] = None
     """Write what is shown also for TensorBoard, in DIR/JOB; earlier files are continued."""
+    wandb: Annotated[Literal["offline", "online"] | None, typer.Option()] = None
+    """Write what is shown also for Weights & Biases, to ./wandb or to the service; an earlier run is continued."""
 
 
 def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
@@ -279,7 +281,8 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
         read = follow_history if options.follow else read_history
         num_rows = 0
         uid = job_of(await session.view(), job).uid
-        with opened(job, uid, jsonl=options.jsonl, tensorboard=options.tensorboard) as write:
+        where_to = {name: getattr(options, name) for name in ("jsonl", "tensorboard", "wandb")}
+        with opened(job, uid, **where_to) as write:
             async for row in read(session, job, from_batch=options.from_batch, every=options.every):
                 if not num_rows and not as_json:
                     say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)

@@ -4,11 +4,14 @@ Each appends rows in order. One that is started again goes on after the newest b
 """
 
 import importlib.util
+import math
+import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
@@ -16,9 +19,16 @@ from headway.stages.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from wandb.proto.wandb_internal_pb2 import Record
 
 FLUSH_S: Final = 2.0
 """A row reaches TensorBoard's file at most so long after it is appended."""
+WandbMode = Literal["offline", "online"]
+WANDB_TIMEOUT_S: Final = 60.0
+"""Weights & Biases has so long to answer at the start, and to take what is left at the end."""
+LOG_BLOCK_BYTES: Final = 32768
+LOG_PIECE: Final = struct.Struct("<IHB")
+WANDB_HEADER_BYTES: Final = 7
 
 
 class RowWriter(Protocol):
@@ -33,7 +43,12 @@ class RowWriter(Protocol):
 
 @contextmanager
 def opened(
-    job: str, uid: str, *, jsonl: Path | None = None, tensorboard: Path | None = None
+    job: str,
+    uid: str,
+    *,
+    jsonl: Path | None = None,
+    tensorboard: Path | None = None,
+    wandb: WandbMode | None = None,
 ) -> Iterator[Callable[[HistoryRow], None]]:
     """Give what writes a row of a job everywhere. Raises ConfigError, MissingPackageError.
 
@@ -50,6 +65,8 @@ def opened(
             add(f"--jsonl {jsonl}", lambda: JsonLines(jsonl))
         if tensorboard is not None:
             add(f"--tensorboard {tensorboard}", lambda: TensorBoard(tensorboard / job, uid))
+        if wandb is not None:
+            add(f"--wandb {wandb}", lambda: WeightsAndBiases(job, uid, wandb))
 
         def append(row: HistoryRow) -> None:
             for name, writer in writers:
@@ -85,7 +102,7 @@ class JsonLines:
     def append(self, row: HistoryRow) -> None:
         """Write a row. Raises ConfigError if the file has another loss for it: it is another job's."""
         loss = self._losses.pop(row.batch, row.loss)
-        if repr(loss) != repr(row.loss):  # NaN is like NaN here
+        if loss != row.loss and (math.isfinite(loss) or math.isfinite(row.loss)):  # JSON has one word for the others
             raise ConfigError(
                 f"has loss {loss} for batch {row.batch}, which is {row.loss}: another job's", str(self._path)
             )
@@ -138,3 +155,84 @@ class TensorBoard:
         """Write what is left."""
         if self._writer is not None:
             self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run of Weights & Biases for a job: step is the batch, keys are the names of the row's fields.
+
+    Its files are in $WANDB_DIR/wandb, else ./wandb. Each writer has a folder of its own there. Offline, one goes on
+    after the newest step in the folders that it finds; online, after the newest step that the server has.
+    """
+
+    def __init__(self, job: str, uid: str, mode: WandbMode) -> None:
+        """Raises ConfigError when the service refuses or does not answer."""
+        _check_installed("wandb")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its own faults go over the network
+        import wandb
+
+        folder, run_id = Path(os.environ.get("WANDB_DIR", ".")), f"headway-{uid}"
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)  # else it silently takes a temporary folder
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            init_timeout=WANDB_TIMEOUT_S,
+            finish_timeout=WANDB_TIMEOUT_S,
+            finish_timeout_raises=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+        )
+        project = os.environ.get("WANDB_PROJECT", "headway")
+        files = folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb")
+        steps = [each.history.step.num for path in files for each in wandb_records(path) if each.HasField("history")]
+        try:
+            self._run = wandb.init(
+                dir=str(folder), project=project, name=job, id=run_id, resume="allow", mode=mode, settings=settings
+            )
+        except wandb.Error as error:
+            raise ConfigError(" ".join(str(error).split()), f"--wandb {mode}") from error
+        self._next_batch = max(steps, default=-1) + 1 if mode == "offline" else self._run.starting_step
+
+    def append(self, row: HistoryRow) -> None:
+        """Hand a row to the service's own process, which writes or sends it."""
+        if row.batch >= self._next_batch:
+            known = {name: value for name, value in row.as_dict().items() if name != "batch"}
+            self._run.log(known, step=row.batch, commit=True)
+
+    def close(self) -> None:
+        """Write or send what is left. Raises TimeoutError: what was not sent is in the folder, for `wandb sync`."""
+        self._run.finish()
+
+
+def wandb_records(path: Path) -> "Iterator[Record]":
+    """Yield the whole records of an offline file of Weights & Biases, which has no reader of its own for Python.
+
+    Raises ConfigError for a damaged file.
+    """
+    from google.protobuf.message import DecodeError
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for number, record in enumerate(_leveldb_records(path.read_bytes(), start=WANDB_HEADER_BYTES), start=1):
+        try:
+            yield Record.FromString(record)
+        except DecodeError as error:
+            raise ConfigError(f"record {number} is damaged; move its folder away", str(path)) from error
+
+
+def _leveldb_records(data: bytes, *, start: int) -> Iterator[bytes]:
+    """Yield the whole records of a log as LevelDB writes it: pieces in blocks, each (CRC, length, kind), then bytes."""
+    at, record = start, b""
+    while at + LOG_PIECE.size <= len(data):
+        if (left := LOG_BLOCK_BYTES - at % LOG_BLOCK_BYTES) < LOG_PIECE.size:
+            at += left  # no piece begins in so short a rest
+            continue
+        _, length, kind = LOG_PIECE.unpack_from(data, at)
+        at += LOG_PIECE.size + length
+        if kind == 0 or at > len(data):
+            return
+        is_first, is_last = kind in (1, 2), kind in (1, 4)
+        record = (b"" if is_first else record) + data[at - length : at]
+        if is_last:
+            yield record

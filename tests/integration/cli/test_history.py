@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from headway.daemon.reports.writers import wandb_records
+
 
 def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait_until: Callable[..., None]) -> None:
     """The job pauses and goes on; `history --follow` ends with it, and has all of it.
@@ -13,7 +15,8 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     program.up("--nodes", "2")
     job = program.job(batches=600, more="[fault]\nsnapshot_every = 2\n")
     assert program.run("submit", str(job))[0] == 0
-    follower = program.start("history", "tiny", "--follow", "--json", "--jsonl", "rows.jsonl", "--tensorboard", "runs")
+    copies = ("--jsonl", "rows.jsonl", "--tensorboard", "runs", "--wandb", "offline")
+    follower = program.start("history", "tiny", "--follow", "--json", *copies)
 
     def batches(*options: str) -> list[int]:
         told = program.run("history", "tiny", "--json", *options)[1].splitlines()
@@ -27,9 +30,12 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["batch"] for row in rows] == list(range(600))
     assert rows == [json.loads(line) for line in program.run("history", "tiny", "--json")[1].splitlines()]
-    assert program.run("history", "tiny", "--jsonl", "rows.jsonl", "--tensorboard", "runs")[0] == 0
+    assert program.run("history", "tiny", *copies)[0] == 0
     assert list(map(json.loads, (program.folder / "rows.jsonl").read_text().splitlines())) == rows
     assert len([*(program.folder / "runs" / "tiny").iterdir()]) == 1
+    files = sorted((program.folder / "wandb").glob("offline-run-*/*.wandb"))
+    steps = [[each.history.step.num for each in wandb_records(path) if each.HasField("history")] for path in files]
+    assert steps == [[*range(600)], []]
     assert all(row["gradient_norm"] > 0 for row in rows)
     assert len({row["generation"] for row in rows}) > 1
     assert program.run("export", "tiny", "--out", "exported")[0] == 0

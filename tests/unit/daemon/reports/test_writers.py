@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.reports.metrics_file import HistoryRow
-from headway.daemon.reports.writers import opened
+from headway.daemon.reports.metrics_file import ROW_NAMES, HistoryRow
+from headway.daemon.reports.writers import opened, wandb_records
 from headway.stages.errors import MissingPackageError
 
 UID = "0123456789abcdef"
 
 
 def _row(batch: int) -> HistoryRow:
-    """Return a row whose floats need each of their bits; of some batches less is known, and one has diverged."""
+    """Return a row whose floats need each of their bits; of some batches less is known, and two have diverged."""
     return HistoryRow(
         batch=batch,
-        loss=math.nan if batch == 5 else math.log(batch + 2) / 3,
+        loss={5: math.nan, 6: math.inf}.get(batch) or math.log(batch + 2) / 3,
         learning_rate=0.1 / (batch + 3),
         tokens=4096,
         seconds=1 / 3,
@@ -77,13 +77,41 @@ def test_tensorboard_has_each_value_once_over_a_writer_that_died(tmp_path: Path)
     assert len([*(tmp_path / "my-job").iterdir()]) == 2
 
 
+def test_wandb_has_each_digit_once_over_a_writer_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline. The first writer's file ends within a batch, as after a full disk; the second writes that batch again.
+
+    A record that is longer than a block of the file, before the rows, hides none.
+    """
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_NOTES", "x" * 70_000)
+    _write(ROWS[:5], wandb="offline")
+    (first,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    whole = first.read_bytes()
+    first.write_bytes(whole[: whole.index(repr(ROWS[4].loss).encode()) + 5])
+    earlier = first.parent.rename(first.parent.with_name("offline-run-20260101_000000-headway-" + UID))
+    _write(ROWS, wandb="offline")
+    rows = [
+        {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+        for record in wandb_records(path)
+        if record.HasField("history")
+    ]
+    found = [{name: repr(row[name]) for name in row if name in ROW_NAMES} | {"batch": row["_step"]} for row in rows]
+    assert found == [
+        {name: repr(value) for name, value in row.as_dict().items()} | {"batch": row.batch} for row in ROWS
+    ]
+    earlier.joinpath("damaged.wandb").write_bytes(whole[:7] + struct.pack("<IHB", 0, 9, 1) + b"\xff" * 9)
+    with pytest.raises(ConfigError, match=r"damaged\.wandb.*record 1 is damaged; move its folder away"):
+        _write(ROWS, wandb="offline")
+
+
 def test_a_file_of_lines_goes_on_and_has_each_digit(tmp_path: Path) -> None:
     """The first writer's last line is torn; the second writes it again."""
     path = tmp_path / "rows.jsonl"
-    _write(ROWS[:6], jsonl=path)
+    _write(ROWS[:8], jsonl=path)
     _tear(path, 3)
     _write(ROWS, jsonl=path)
-    assert path.read_text().splitlines() == [json.dumps(row.as_dict()) for row in ROWS]
+    assert path.read_text().splitlines() == [row.as_json() for row in ROWS]
 
 
 def test_nothing_is_mixed_with_another_jobs_rows(tmp_path: Path) -> None:
@@ -109,7 +137,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("package", ["tensorboard"])
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named_with_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
