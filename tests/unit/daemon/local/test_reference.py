@@ -287,7 +287,7 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=Path("/")
     ).stdout.split()
     stages = {"errors", "ids", "spec", "links", "links.codec", "links.compression", "data", "data.tokens"}
-    stages |= {"early_stop"}
+    stages |= {"early_stop", "plugin_names"}
     stages |= {f"data.{name}" for name in ("microbatch", "shard_index")}
     stages |= {"state", "state.optimizer", "model"}
     allowed = {
