@@ -21,9 +21,9 @@ def test_up_registers_its_nodes_and_leaves_nothing(program: Any) -> None:
     said = list(iter(up.stdout.readline, "Ctrl-C here saves every job and stops\n"))
     addresses = [line for line in said if line.startswith("metrics of ")]
     assert [line.split(":")[0] for line in addresses] == ["metrics of node-1", "metrics of node-2"]
-    for line in addresses:
+    for number, line in enumerate(addresses, start=1):
         with urllib.request.urlopen(line.split()[-1], timeout=10) as answer:
-            assert b"headway_etcd_reachable 1" in answer.read()
+            assert f'headway_etcd_reachable{{node="node-{number}"}} 1' in answer.read().decode()
     code, out, err = program.run("nodes", "--json")
     assert code == 0, err
     assert [node["name"] for node in json.loads(out)] == ["node-1", "node-2"]

@@ -39,15 +39,15 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     client = NodeClient(playground.etcd.identity)
     described = await client.describe(address)
     assert (described.node, described.etcd_reachable, described.leader) == ("a", True, "a")
-    entries = [entry async for entry in client.journal(address, "tiny", from_batch=2)]
-    assert [entry.batch for entry in entries] == [2, 3, 4]
+    told = [rows async for rows in client.journal(address, "tiny", from_batch=2)]
+    assert [batch for rows in told for batch in rows.batch] == [2, 3, 4]
     lines = [line async for line in client.logs(address, control_pb2.LogsRequest(job="tiny"))]
     assert any("boundary_reached" in line.text for line in lines)
     key = StateKey("tiny", job.checkpoint.timeline, 5, "head")
     pieces = [piece async for piece in client.read(address, layer_request(key, forward=True))]
     assert b"".join(pieces) == (folder / "head.safetensors").read_bytes()
     with pytest.raises(RecoveryError, match="there is no such job"):
-        [entry async for entry in client.journal(address, "another")]
+        [rows async for rows in client.journal(address, "another")]
     await client.close()
 
     playground.signal("a", signal.SIGTERM)
