@@ -426,6 +426,7 @@ const Headway = (() => {
         el(what, "div", "none", each.still_s === null ? "has not resumed yet" : `${time(each.still_s)} still, ${each.again_s === null ? "and now" : time(each.again_s)} for ${many(num, "batch")} again`);
         el(row, "td", "n", each.still_s === null ? "" : time(each.still_s + (each.again_s ?? 0)));
       }
+      if (p.failures.length) el(lost, "p", "none", "Nothing is lost for good: each layer's state is copied to other nodes every few batches, and what came after the newest copies is computed again, to the same bits.");
       const events = el(below, "section"), list = el(events, "ul", "events");
       events.prepend(el(null, "h2", "", "What happened"));
       if (!p.events.length) el(events, "p", "none", "Nothing has been told yet.");
@@ -449,7 +450,7 @@ const Headway = (() => {
       fact("Checkpoints", p.checkpoints.join(", "));
       fact("User", p.user);
       if (p.other?.differing_keys.length) fact(`Keys unlike ${p.other.name}`, p.other.differing_keys.join("; "));
-      fact("Drawn", new Date(p.at_s * 1e3).toLocaleString());
+      fact("Drawn", new Date(p.at_s * 1e3).toLocaleString("sv"));
       el(el(box, "h2", "", "The same bits again"), "small", "", `save the job below as ${p.job}.toml`);
       el(box, "pre", "", p.commands.join("\n"));
       el(box, "pre", "", p.job_file);
