@@ -49,7 +49,7 @@ def command_names() -> list[list[str]]:
 def test_a_command_starts_fast(words: list[str], code: int, heavy: set[str]) -> None:
     """In a fresh interpreter, without what only training needs. The cluster of `jobs` and `status` is empty.
 
-    Half a second of processor time is promised, and bench/startup.py measures it: tests that run beside double it.
+    Half a second of processor time is promised, and bench/startup.py measures it: tests that run beside may treble it.
     """
     script = (
         "import sys\nfrom headway.daemon.cli.options import Where\nfrom headway.daemon.cli.program import run\n"
@@ -66,7 +66,7 @@ def test_a_command_starts_fast(words: list[str], code: int, heavy: set[str]) -> 
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "LOADED"), done.stderr
-    assert min(seconds) < 1.0
+    assert min(seconds) < 1.5
 
 
 def test_a_job_is_submitted_without_torch() -> None:
