@@ -42,14 +42,19 @@ def command_names() -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "heavy"),
-    [(["--help"], 0, HEAVY_FOR_A_WORD), (["jbos"], 2, HEAVY_FOR_A_WORD), (["jobs"], 0, HEAVY), (["status"], 0, HEAVY)],
+    ("words", "code", "heavy", "most_s"),
+    [
+        (["--help"], 0, HEAVY_FOR_A_WORD, 0.5),
+        (["jbos"], 2, HEAVY_FOR_A_WORD, 0.5),
+        (["jobs"], 0, HEAVY, 1.0),
+        (["status"], 0, HEAVY, 1.0),
+    ],
     ids=("help", "a typo", "jobs", "status"),
 )
-def test_a_command_starts_fast(words: list[str], code: int, heavy: set[str]) -> None:
+def test_a_command_starts_fast(words: list[str], code: int, heavy: set[str], most_s: float) -> None:
     """In a fresh interpreter, without what only training needs. The cluster of `jobs` and `status` is empty.
 
-    Half a second of processor time is promised, and bench/startup.py measures it: tests that run beside may treble it.
+    Half a second of processor time is promised, and bench/startup.py measures it: tests that run beside may double it.
     """
     script = (
         "import sys\nfrom headway.daemon.cli.options import Where\nfrom headway.daemon.cli.program import run\n"
@@ -66,7 +71,7 @@ def test_a_command_starts_fast(words: list[str], code: int, heavy: set[str]) -> 
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "LOADED"), done.stderr
-    assert min(seconds) < 1.5
+    assert min(seconds) < most_s
 
 
 def test_a_job_is_submitted_without_torch() -> None:

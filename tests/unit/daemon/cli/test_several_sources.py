@@ -68,8 +68,9 @@ def test_a_reference_says_that_evaluations_ended_it(headway: Headway, job: str, 
     code, out, _ = headway("reference", job, "--out", str(tmp_path / "plain"))
     assert code == 0
     assert len((tmp_path / "plain/metrics.jsonl").read_text().splitlines()) == 5
-    assert "evaluations ended the job" in out.splitlines()[0]
-    assert out.startswith("batch 5/30 ")
+    first, *_, last = out.splitlines()
+    assert (first.partition("  ")[0], first.partition("; ")[2]) == ("batch 5/30", "evaluations ended the job")
+    assert last == "every run of this job on one arithmetic class has these bits"
 
 
 def test_the_picture_of_a_job_names_its_sources() -> None:
