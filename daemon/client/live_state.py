@@ -27,7 +27,7 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.cluster_picture import MOST_TROUBLES, Trouble, job_row, link_rows, node_rows, troubles
 from headway.daemon.reports.job_report import report_in, reports_in
 from headway.daemon.reports.metrics_file import HistoryRow, rates
-from headway.daemon.reports.picture import picture_of
+from headway.daemon.reports.picture import picture_of, telling_rows
 from headway.daemon.reports.safety_report import cost_of_loss, safety_lines
 from headway.stages.errors import PeerError
 
@@ -41,7 +41,9 @@ MEMBERS_EVERY_S: Final = 10.0
 PICTURE_EVERY_S: Final = 60.0
 """A job is drawn anew so often, for what its rows do not tell; a change of plan is drawn at once."""
 MOST_ROWS: Final = 20_000
-"""Rows of a job that are kept, evenly chosen; newer ones come beside them, up to twice as many."""
+"""Newer rows of a job, which are all kept; older ones come beside them, up to as many, of which those that tell."""
+STRETCH: Final = 40
+"""Rows of which a dozen tell at most, so that thinning always makes room."""
 MOST_LAST_ASKED: Final = 5
 END: Final = sys.maxsize
 
@@ -282,10 +284,8 @@ class JobFollower:
                 job = view.jobs.get(self._name)
                 if job is None or job.spec is None:
                     continue
-                if reader is None:
-                    every = max(1, (job.progress.batch if job.progress else 0) // MOST_ROWS)
-                    reader = HistoryReader(self._cluster.session, self._name, every=every)
                 try:
+                    reader = reader or HistoryReader(self._cluster.session, self._name)
                     await self._read(reader, view, job)
                     self._tell(view, job)
                     await self._draw(view, job)
@@ -315,7 +315,10 @@ class JobFollower:
         """Take the rows that became final, and those of the newest progress."""
         assert job.spec is not None
         with suppress(PeerError, RecoveryError, TimeoutError):  # asked again after the next change
-            found = [row async for row in reader.new_rows(view, job)]
+            found: list[HistoryRow] = []
+            async for row in reader.new_rows(view, job):
+                found.append(row)
+                _thin(found)
             last = job.checkpoint.boundary if job.checkpoint is not None else 0
             if (
                 job.phase.phase in TERMINAL_PHASES
@@ -337,9 +340,7 @@ class JobFollower:
             ]
             if fresh and fresh != self._rows[bisect_left(self._rows, fresh[0].batch, key=_BATCH) :]:
                 self._put(fresh, until=END)
-        if len(self._rows) > 2 * MOST_ROWS:
-            older = enumerate(self._rows[:MOST_ROWS])
-            self._rows[:MOST_ROWS] = [row for index, row in older if index % 2 or row.eval_loss is not None]
+        _thin(self._rows)
 
     def _put(self, rows: Sequence[HistoryRow], *, until: int) -> None:
         """Replace what is known from the first of these batches up to another one."""
@@ -373,6 +374,13 @@ class JobFollower:
         for viewer in self.topic.viewers:
             viewer.rows_to = self._drawn_to
         self.topic.tell("picture", picture)
+
+
+def _thin(rows: list[HistoryRow]) -> None:
+    """Keep of the older half of too many rows those that a curve can show, as a report does."""
+    if len(rows) > 2 * MOST_ROWS:
+        stretches = (rows[begin : begin + STRETCH] for begin in range(0, MOST_ROWS, STRETCH))
+        rows[:MOST_ROWS] = [row for stretch in stretches for row in telling_rows(stretch)]
 
 
 _BATCH: Final = attrgetter("batch")
