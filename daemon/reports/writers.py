@@ -203,7 +203,12 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         """Write or send what is left. Raises TimeoutError: what was not sent is in the folder, for `wandb sync`."""
-        self._run.finish()
+        import wandb
+
+        try:
+            self._run.finish()
+        finally:
+            wandb.teardown()  # waits for the service's process, which closes the file after `finish` has returned
 
 
 def wandb_records(path: Path) -> "Iterator[Record]":
