@@ -30,6 +30,11 @@ _UNPRINTABLE: Final = re.compile(
 )
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 batch`, `1,200 rows`. many: of several; by default `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def printable(text: str) -> str:
     r"""Escape every control character except tab and newline as `\u001b`, which keeps its meaning in JSON."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -65,9 +65,11 @@ def prepare(
     headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --pack 2048 --validation 0.01 --out data/chats
     """
     from headway.daemon.base.terminal import console
+    from headway.daemon.client.few_rows import few_rows
     from headway.daemon.text.prepare import prepare as prepare_data
     from headway.daemon.text.shown_row import read_row
     from headway.daemon.text.summary import lines_of, table_of
+    from headway.stages.spec import TrainSpec
 
     screen = console(sys.stderr)
     prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)
@@ -75,6 +77,10 @@ def prepare(
         return as_json_text({"out": str(out), **table_of(prepared)})
     for line in lines_of(out, prepared):
         say(line)
+    if options.pack:
+        usual = TrainSpec(sequence_length=options.pack, epochs=1, eval_every=1 if options.validation else 0)
+        if few := few_rows(usual, out, prepared.index):
+            warn(few)
     if not options.has_chats:
         return None
     _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
+from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.client.nodes_file import parse_nodes
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.device_defaults import with_device_defaults
@@ -21,7 +22,8 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
     """Return a job, the keys that its file names, and whether what its data decides is known: the data need not be on
     this machine. The built-in data decides something only for a few jobs, so it is not made for the others.
 
-    Raises ConfigError for what `submit` would refuse. warn: is told of what it would refuse on this machine alone.
+    Raises ConfigError for what `submit` would refuse. warn: is told of what it would refuse on this machine alone,
+    and of data that is too little.
     """
 
     def on_no_weights(error: ConfigError) -> None:
@@ -39,6 +41,8 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
         return spec, named, False
     spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
     check_tokenizer(spec, job)
+    if few := few_rows_of(spec, default_cache_dir()):
+        warn(few)
     return spec, named, True
 
 

@@ -21,6 +21,7 @@ from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client import checkpoint_folder, job_requests
 from headway.daemon.client.checkpoint_folder import Manifest
 from headway.daemon.client.cluster_access import ClusterSession, every_answer, node_client
+from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.cluster.records import PROTOCOL_VERSION
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes
@@ -28,7 +29,7 @@ from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, held_out_remark, resolve_job
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
@@ -177,11 +178,14 @@ class Draft:
         )
 
     def resolved_here(self, devices: Iterable[KernelDevice]) -> JobSpec:
-        """Return the job for devices of this machine, and say on stderr what they have decided. Raises ConfigError."""
+        """Return the job for devices of this machine, and say on stderr what they have decided, and what is too
+        few. Raises ConfigError."""
         spec = self.resolved(devices)
         if filled_in := what_was_filled_in(self.spec, spec):
             sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         check_tokenizer(spec, self.source)
+        if few := few_rows_of(spec, default_cache_dir()):
+            sys.stderr.write(f"headway: {few}\n")
         return spec
 
 
@@ -283,8 +287,8 @@ class Submitted:
         filled_in = what_was_filled_in(self.draft.spec, self.spec)
         remarks = [f"the job leaves some keys to the cards: {filled_in}"] if filled_in else []
         remarks += [f"{self.spec.job.name} is unprotected: {self.unprotected}"] if self.unprotected else []
-        held_out = held_out_remark(self.spec, default_cache_dir())
-        return [*remarks, *([held_out] if held_out else []), *self.warnings]
+        few = few_rows_of(self.spec, default_cache_dir())
+        return [*remarks, *([few] if few else []), *self.warnings]
 
 
 async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Callable[[str], None]) -> Submitted:

@@ -4,7 +4,6 @@ Of its data: targets, attention, epochs, held-out text, and whether sources agre
 rates, and what follows when a checkpoint lies at the schedule's end.
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -111,17 +110,6 @@ def with_held_out_of(
             f"{source}:train.eval_microbatches",
         )
     return replace(train, eval_microbatches=number)
-
-
-def few_held_out(train: TrainSpec, index: "ShardIndex") -> str:
-    """Return that an evaluation repeats rows, and which share of the data would do; empty: it does not."""
-    length, size = train.sequence_length, train.microbatch_size
-    held_out, trained = index.num_rows(length, of=index.validation), index.num_rows(length)
-    if not train.eval_every or not 0 < held_out < size:
-        return ""
-    share = math.ceil(1000 * size / (held_out + trained)) / 1000
-    what = f"the validation split has {held_out} rows, and a microbatch {size}: each evaluation repeats rows"
-    return f"{what}; `headway data prepare --validation {share:g}` holds out enough" if share < 1 else what
 
 
 def _rows_in_turn(of_each: Sequence[int], weights: Sequence[float], most: int) -> int:

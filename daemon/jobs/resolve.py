@@ -17,7 +17,6 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.places import is_url
 from headway.daemon.jobs.data_choices import (
     check_agreement,
-    few_held_out,
     with_epochs_of,
     with_flags_of,
     with_held_out_of,
@@ -169,19 +168,6 @@ def data_folder(source: str, cache_dir: Path) -> Path:
     if source not in BUILT_IN_SOURCES:
         return Path(source)
     return docs_corpus(cache_dir) if source == DOCS_NAME else builtin_corpus(cache_dir)
-
-
-def held_out_remark(spec: JobSpec, cache_dir: Path) -> str:
-    """Return what is to be said of the held-out rows of a resolved job; empty: nothing, or its data is elsewhere."""
-    from headway.stages.data.shard_index import read_index
-    from headway.stages.errors import DataError
-
-    if not spec.train.eval_every or spec.data.sources or is_url(spec.data.source):
-        return ""
-    try:
-        return few_held_out(spec.train, read_index(data_folder(spec.data.source, cache_dir)))
-    except (DataError, OSError):
-        return ""
 
 
 def _find_data(

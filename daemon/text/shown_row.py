@@ -84,10 +84,10 @@ def read_row(folder: Path, number: int, *, is_validation: bool = False) -> Shown
         raise ConfigError(f"there is no {kind} {number}: it has {num_rows:,}", str(folder))
     tokens = _slice(shards.maps, start, end)
     flags = _slice(shards.flag_maps, start, end) if shards.index.has_flags else np.full_like(tokens, IS_TARGET)
-    num_padding = _num_padding(tokens, flags) if shards.index.row_tokens else 0
+    at_end = num_padding(tokens, flags) if shards.index.row_tokens else 0
     decode, special = _tokenizer(folder, shards.index.tokenizer)
-    parts = list(_parts(tokens, flags, num_padding, decode, special))
-    documents = list(_documents(flags[: len(flags) - num_padding]))
+    parts = list(_parts(tokens, flags, at_end, decode, special))
+    documents = list(_documents(flags[: len(flags) - at_end]))
     return ShownRow(kind=kind, number=number, num_rows=num_rows, parts=parts, documents=documents)
 
 
@@ -115,7 +115,7 @@ def _slice(maps: Sequence[npt.NDArray[Any]], start: int, end: int) -> Numbers:
     return np.concatenate(pieces)
 
 
-def _num_padding(tokens: Numbers, flags: Numbers) -> int:
+def num_padding(tokens: Numbers, flags: Numbers) -> int:
     """Return how many equal tokens without flags a row ends with, but for one, which may be a document's own end."""
     filling = (tokens == tokens[-1]) & (flags == 0)
     return max(0, len(tokens) - 1 - int(np.flatnonzero(~filling)[-1]) - 1) if not filling.all() else len(tokens)

@@ -7,12 +7,9 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.records import Device
-from headway.daemon.jobs.data_choices import few_held_out
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import resolve_job
-from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
-from headway.stages.spec import TrainSpec
 
 JOB = """
 [job]
@@ -62,14 +59,3 @@ def test_too_little_held_out_text_is_refused(tmp_path: Path, number: int, num_he
 def test_an_evaluation_takes_what_there_is(tmp_path: Path, num_held_out: int, number: int) -> None:
     """A job that names no number: windows of 16 tokens, two a microbatch, and as many as the batch's at most."""
     assert resolved(tmp_path, 0, num_held_out) == number
-
-
-def test_a_split_that_is_too_small_is_told_with_the_share_that_would_do(tmp_path: Path) -> None:
-    """One row of 63 is held out, and a microbatch has two: 3.2 % would be enough. With two rows nothing is said."""
-    train = TrainSpec(microbatch_size=2, sequence_length=16, eval_every=10)
-    resolved(tmp_path, 0, 20)
-    assert "has 1 rows, and a microbatch 2" in few_held_out(train, read_index(tmp_path / "data"))
-    assert "--validation 0.032" in few_held_out(train, read_index(tmp_path / "data"))
-    (tmp_path / "enough").mkdir()
-    resolved(tmp_path / "enough", 0, 33)
-    assert few_held_out(train, read_index(tmp_path / "enough" / "data")) == ""
