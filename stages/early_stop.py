@@ -1,10 +1,15 @@
 """Decides from held-out losses at which boundary a job ends: docs/numerics.md, section 11. Pure."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from headway.stages.spec import TrainSpec
+
+NOT_KNOWN: Final = -sys.float_info.max
+"""Stands in columns of numbers where a value is missing: no mean of float32 values is so far below 0."""
 
 
 def stop_lag(delay: int) -> int:

@@ -20,6 +20,7 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
 from headway.proto import control_pb2
+from headway.stages.early_stop import NOT_KNOWN
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 
 PAST_TIMEOUT_S: Final = 3.0
@@ -117,8 +118,6 @@ WHOLE_INTERVAL_S: Final = 0.1
 MOST_INTERVAL_S: Final = 5.0
 """All nodes are asked for the last rows after a pause that grows up to this."""
 _COLUMNS: Final = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm")
-_UNKNOWN: Final = -1.0
-"""Stands in JournalRows where a value is missing."""
 
 
 class HistoryReader:
@@ -216,8 +215,8 @@ def _rows_in(columns: control_pb2.JournalRows, rate: Callable[[int], float]) -> 
             tokens=tokens,
             seconds=seconds,
             generation=generation,
-            eval_loss=None if eval_loss == _UNKNOWN else eval_loss,
-            gradient_norm=None if norm == _UNKNOWN else norm,
+            eval_loss=None if eval_loss == NOT_KNOWN else eval_loss,
+            gradient_norm=None if norm < 0 else norm,
         )
 
 

@@ -60,6 +60,8 @@ class PlanPreview:
     """Number of batches of the job; None: its epochs are not counted, because the data is not here."""
     may_stop_early: bool = False
     """Whether evaluations may end the job before its last batch."""
+    own_loss: str = ""
+    """A plug-in's loss, whose memory is not known; empty: the loss is Headway's."""
     data: str = ""
     """Several data sources with their shares; empty: there is one."""
     link_kinds: tuple[PlannedLink, ...] = ()
@@ -112,7 +114,8 @@ class PlanPreview:
     def _data(self) -> list[str]:
         mixed = [f"Microbatches draw their rows from several sources: {self.data}."] if self.data else []
         early = ["Evaluations may end the job before its last batch."] if self.may_stop_early else []
-        return mixed + early
+        counted = f"What {self.own_loss} keeps in memory is counted as for a cross entropy."
+        return mixed + early + ([counted] if self.own_loss else [])
 
     @property
     def _epochs(self) -> list[str]:
@@ -196,6 +199,7 @@ def preview(
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
         may_stop_early=spec.train.stops_early,
+        own_loss=spec.train.loss if spec.train.has_own_loss else "",
         data=shares_text(spec.data),
         link_kinds=planned_links(
             spec,

@@ -112,7 +112,7 @@ def _documents(spec: JobSpec) -> Iterator[npt.NDArray[np.integer[Any]]]:
         for document in imported(name)(**dict(spec.data.settings)):
             tokens = np.frombuffer(document, np.uint8) if isinstance(document, bytes) else np.asarray(document)
             if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-                what = f"{tokens.dtype} {list(tokens.shape)}"
+                what = f"{tokens.dtype} {list(tokens.shape)}" if tokens.ndim else f"a {type(document).__name__}"
                 raise PluginError(name, f"yields {what}, and a document is bytes or a sequence of token numbers")
             if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
                 raise PluginError(name, f"yields a token outside the vocabulary of {size}")

@@ -148,6 +148,8 @@ class JobReport:
     """Last batch that began with an evaluation."""
     eval_loss: float | None = None
     """Its loss on held-out text, of the weights that it was computed on."""
+    has_perplexity: bool = True
+    """Whether that is a mean cross entropy: no loss of pairs, and none of a plug-in."""
     may_stop_early: bool = False
     """Whether evaluations may end the job before its last batch."""
     stopped_early_at: int | None = None
@@ -211,10 +213,9 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     batch = progress.batch if progress else None
     if job.checkpoint is not None and job.checkpoint.boundary:
         batch = max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
-    rate, left = _rate(job), None
+    told, rate, left = plan or job.next, _rate(job), None
     if plan is not None and batch is not None and batch - plan.boundary >= WORTH_TELLING and rate:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
-    told = plan or job.next
     is_exact, exact_reason = _exactness(job)
     safety = report_safety(job, nodes, batch=batch)
     evaluation = progress.evaluations[-1] if progress and progress.evaluations else None
@@ -233,6 +234,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         loss=progress.loss if progress and progress.batch == batch else None,
         eval_batch=evaluation[0] if evaluation else None,
         eval_loss=evaluation[1] if evaluation else None,
+        has_perplexity=not (spec.train.has_own_loss or spec.train.learns_preferences),
         may_stop_early=spec.train.stops_early,
         stopped_early_at=_early_end(job),
         tokens_per_second=rate,
@@ -399,13 +401,14 @@ def progress_text(report: JobReport) -> str:
 
 
 def evaluation_text(report: JobReport) -> str:
-    """Return the last evaluation, as loss and perplexity."""
+    """Return the last evaluation, as loss and perplexity, if it has one."""
     assert report.eval_loss is not None
     try:
         perplexity = f"{math.exp(report.eval_loss):.4g}"
     except OverflowError:
         perplexity = "inf"
-    return f"held-out loss {report.eval_loss:.4f} (perplexity {perplexity}) at batch {report.eval_batch}"
+    beside = f" (perplexity {perplexity})" if report.has_perplexity else ""
+    return f"held-out loss {report.eval_loss:.4f}{beside} at batch {report.eval_batch}"
 
 
 def losses_and_rate(report: JobReport) -> list[str]:

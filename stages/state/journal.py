@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.stages.early_stop import EvaluationTally, StopRule
+from headway.stages.early_stop import NOT_KNOWN, EvaluationTally, StopRule
 from headway.stages.ids import Batch, Boundary, Generation, LayerName
 from headway.stages.sums import fold
 
@@ -25,10 +25,10 @@ _DTYPES: dict[str, type[Any]] = {
 _EVAL_LOSS = "eval_loss"
 _GRADIENT_NORM = "gradient_norm"
 _OPTIONAL = (_EVAL_LOSS, _GRADIENT_NORM)
-"""Columns beside them, float64 [n], UNKNOWN where there is no value. One is left out where no row has a value."""
+"""Columns beside them, float64 [n], NOT_KNOWN where there is no value. One is left out where no row has a value."""
 _ALL_DTYPES = _DTYPES | dict.fromkeys(_OPTIONAL, np.float64)
-UNKNOWN = -1.0
-"""No norm is below 0, nor a loss, unless it is a plug-in's; one of weights that have diverged may be NaN."""
+_HELD_OUT = "held_out_loss"
+"""Name of the evaluations in a file. Under their own name there, -1 says that there is none."""
 _TALLY = "evaluation_tally"
 """What is left of evaluations whose rows were dropped, float64 [5]: the fields of EvaluationTally in their order."""
 _MIN_CAPACITY = 64
@@ -88,8 +88,8 @@ class Journal:
                 tokens=tokens,
                 seconds=seconds,
                 generation=Generation(generation),
-                eval_loss=None if eval_loss == UNKNOWN else eval_loss,
-                gradient_norm=None if norm == UNKNOWN else norm,
+                eval_loss=None if eval_loss == NOT_KNOWN else eval_loss,
+                gradient_norm=None if norm < 0 else norm,
             )
             for batch, generation, losses, seconds, tokens, eval_loss, norm in zip(*columns, strict=True)
         )
@@ -98,13 +98,13 @@ class Journal:
         self, first: int, below: int | None = None, *, every: int = 1, num_rows: int
     ) -> Iterator[dict[str, "np.ndarray[Any, Any]"]]:
         """Yield the rows from one batch to before another, at most `num_rows` at a time, as columns: those of
-        `tensors`, UNKNOWN where a value is missing, and `loss` in place of `losses`.
+        `tensors`, NOT_KNOWN where a value is missing, and `loss` in place of `losses`.
 
         every: only the batches that it divides, and those that were evaluated.
         """
         batches = self._columns["batch"][: self._length]
         start, end = np.searchsorted(batches, [first, np.iinfo(np.int64).max if below is None else below])
-        is_chosen = (batches[start:end] % every == 0) | (self._columns[_EVAL_LOSS][start:end] != UNKNOWN)
+        is_chosen = (batches[start:end] % every == 0) | (self._columns[_EVAL_LOSS][start:end] != NOT_KNOWN)
         places = start + np.flatnonzero(is_chosen)
         for begin in range(0, len(places), num_rows):
             columns = {name: column[places[begin : begin + num_rows]] for name, column in self._columns.items()}
@@ -118,7 +118,7 @@ class Journal:
     def evaluations(self) -> Sequence[tuple[int, float]]:
         """Return batch and held-out loss of each evaluation, oldest first."""
         batches, losses = (self._columns[name][: self._length] for name in ("batch", _EVAL_LOSS))
-        evaluated = losses != UNKNOWN
+        evaluated = losses != NOT_KNOWN
         return tuple(zip(batches[evaluated].tolist(), losses[evaluated].tolist(), strict=True))
 
     @property
@@ -146,14 +146,14 @@ class Journal:
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
         for name, number in zip(_OPTIONAL, (row.eval_loss, row.gradient_norm), strict=True):
-            self._columns[name][self._length] = UNKNOWN if number is None else number
+            self._columns[name][self._length] = NOT_KNOWN if number is None else number
         self._length += 1
 
     def complete(self, row: JournalRow) -> None:
         """Set the gradient's norm of a row that was appended without it."""
         place = row.batch - int(self._columns["batch"][0])
         assert 0 <= place < self._length, f"batch {row.batch} is not in the journal"
-        self._columns[_GRADIENT_NORM][place] = UNKNOWN if row.gradient_norm is None else row.gradient_norm
+        self._columns[_GRADIENT_NORM][place] = NOT_KNOWN if row.gradient_norm is None else row.gradient_norm
 
     def truncate(self, boundary: Boundary) -> None:
         """Cut to the batches below a boundary."""
@@ -175,15 +175,17 @@ class Journal:
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
 
-        These are: `losses` float32 [n, m], `seconds`, `eval_loss` and `gradient_norm` float64 [n], the others int64
-        [n]. `eval_loss` and `gradient_norm` are left out if no row has one. They are no copies, but rows that are
+        These are: `losses` float32 [n, m], `seconds`, `held_out_loss` and `gradient_norm` float64 [n], the others int64
+        [n]. `held_out_loss` and `gradient_norm` are left out if no row has one. They are no copies, but rows that are
         appended later do not change them. A tally goes with them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
         for name in _OPTIONAL:
-            if (self._columns[name][:length] == UNKNOWN).all():
+            if (self._columns[name][:length] == NOT_KNOWN).all():
                 del tensors[name]
+        if _EVAL_LOSS in tensors:
+            tensors[_HELD_OUT] = tensors.pop(_EVAL_LOSS)
         if self.tally != EvaluationTally():
             tensors[_TALLY] = torch.tensor(astuple(self.tally), dtype=torch.float64)
         return tensors if length else tensors | {"losses": torch.empty(0, 0)}
@@ -202,7 +204,11 @@ class Journal:
             raise ValueError("the journal's columns are no columns")
         length = len(given["batch"])
         for name in _OPTIONAL:
-            given[name] = tensors[name].numpy() if name in tensors else np.full(length, UNKNOWN)
+            given[name] = tensors[name].numpy() if name in tensors else np.full(length, NOT_KNOWN)
+        if _HELD_OUT in tensors:
+            given[_EVAL_LOSS] = tensors[_HELD_OUT].numpy()
+        else:
+            given[_EVAL_LOSS] = np.where(given[_EVAL_LOSS] == -1, NOT_KNOWN, given[_EVAL_LOSS])
         for name, dtype in _ALL_DTYPES.items():
             column = given[name]
             if column.shape[0] != length or column.dtype != dtype or column.ndim != (2 if name == "losses" else 1):

@@ -30,6 +30,7 @@ from headway.daemon.net.join_token import JoinAnswer, JoinToken, write_token
 from headway.daemon.node.service import status_reply
 from headway.daemon.reports.metrics_file import rates
 from headway.proto.control_pb2 import JournalRows
+from headway.stages.early_stop import NOT_KNOWN
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.rigs.fake_cluster import cluster_view, node
@@ -158,7 +159,7 @@ class Daemons:
             tokens=[1] * n,
             seconds=[0.1] * n,
             generation=[1] * n,
-            eval_loss=[-1.0] * n,
+            eval_loss=[NOT_KNOWN] * n,
             gradient_norm=[-1.0] * n,
             next_batch=max(from_batch, below),
         )

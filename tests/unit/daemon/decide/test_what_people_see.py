@@ -1,4 +1,4 @@
-"""What `status` and `jobs` say of jobs that wait."""
+"""What `status` and `jobs` say of a job: that it waits, and what it has reached."""
 
 from dataclasses import replace
 from typing import Literal
@@ -8,12 +8,13 @@ import pytest
 from headway.daemon.cluster.cluster_records import UsageRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import Desired, Phase
+from headway.daemon.cluster.measurements import ProgressRecord
+from headway.daemon.cluster.records import Desired, Phase, SpecRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.waiting import queue
 from headway.daemon.reports import job_report
-from headway.daemon.reports.job_report import report_line, reports_in
+from headway.daemon.reports.job_report import losses_and_rate, report_job, report_line, reports_in
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
@@ -42,6 +43,15 @@ def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
         "urgent: queued · 1 of 3 in the queue · "
         "waits for devices of job now: keeps its devices until it has run for 600 s"
     )
+
+
+@pytest.mark.parametrize(("loss", "told"), [("cross_entropy", "2.0000 (perplexity 7.389)"), ("m:Own", "2.0000")])
+def test_only_a_cross_entropy_has_a_perplexity(loss: str, told: str) -> None:
+    """What a loss of one's own means is not known."""
+    spec, progress = small_spec("one"), ProgressRecord(generation=1, batch=9, loss=2.0, tokens_per_second=1.0)
+    spec = spec.with_values({"train.loss": loss})
+    job = JobView(name="one", submission=SpecRecord(spec=spec), progress=replace(progress, evaluations=((8, 2.0),)))
+    assert losses_and_rate(report_job(job, {}))[1] == f"held-out loss {told} at batch 8"
 
 
 def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.preview import equal_nodes, preview
 from headway.daemon.jobs import plugin_trial, plugins
 from headway.daemon.jobs.job import DataSpec, JobSpec, PluginsSpec
 from headway.daemon.jobs.job_file import parse_job
@@ -84,7 +85,7 @@ PARTS_FAULTS = {
     "narrower": ("block", ("", "return self.up(hidden)"), "returns float32 [4, 128, 40] for float32 [4, 128, 16]"),
     "unused": ("block", ("self.more = torch.nn.Linear(2, 2)", ANSWER), "does not use more.weight"),
     "buffer": ("block", ("self.register_buffer('b', torch.zeros(1))", ANSWER), "has a buffer, b"),
-    "sentences": ("source", "yield 'text'", "yields <U4 [], and a document is bytes or a sequence of token numbers"),
+    "sentences": ("source", "yield 'text'", "yields a str, and a document is bytes or a sequence of token numbers"),
     "large": ("source", "yield [1, 256]", "yields a token outside the vocabulary of 256"),
     "endless": ("source", "while True: yield b'ab'", "yields more than 64 tokens"),
     "breaks": ("source", "yield b'ab'; yield 1 / 0", "ZeroDivisionError: division by zero (breaks.py:2)"),
@@ -234,6 +235,14 @@ def test_the_plan_counts_what_the_optimizer_keeps(tmp_path: Path) -> None:
     shapes = [(16, 16), (8, 16), (8, 16), (16, 16), (32, 16), (32, 16), (16, 32)]
     of_matrices = sum(8 * sum(side**2 for side in {*shape}) for shape in shapes)
     assert block.optimizer_bytes == of_matrices + 2 * 16 * 2 * 4, "AdamW keeps two tensors of each norm"
+
+
+def test_the_plan_says_that_an_own_loss_is_counted_as_another() -> None:
+    """What it keeps for its backward is not known before it is computed."""
+    spec = parse_job(JOB.format(module="m", settings="{}"))
+    spec = spec.with_values({"train.loss": "m:Own", "optim.matrices": OptimSpec().matrices})
+    found = preview(spec, equal_nodes(1))[0]
+    assert "What m:Own keeps in memory is counted as for a cross entropy." in found.lines
 
 
 def test_a_source_runs_once_and_leaves_the_nodes_no_code(tmp_path: Path) -> None:

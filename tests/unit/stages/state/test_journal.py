@@ -68,25 +68,33 @@ def test_a_cut_after_rows_have_gone() -> None:
 def test_evaluations_are_a_column_only_where_there_are_some() -> None:
     """A journal without them has the columns of an older one, and those are read; others keep them to the bit."""
     plain = Journal(row(batch) for batch in range(3))
-    assert "eval_loss" not in plain.tensors()
+    assert "held_out_loss" not in plain.tensors()
     assert Journal.from_tensors(plain.tensors()).rows == plain.rows
     evaluated = Journal(replace(row(batch), eval_loss=0.1 * batch if batch % 2 else None) for batch in range(70))
     assert Journal.from_tensors(evaluated.tensors()).rows == evaluated.rows
     assert [found.eval_loss for found in evaluated.rows[:4]] == [None, 0.1, None, 0.1 * 3]
-    assert "eval_loss" not in evaluated.tensors(below=Boundary(1))
+    assert "held_out_loss" not in evaluated.tensors(below=Boundary(1))
     evaluated.drop_below(Batch(61))
     assert [found.eval_loss for found in evaluated.rows[:2]] == [0.1 * 61, None]
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, -1.0])
 def test_any_loss_on_held_out_text_is_kept(loss: float) -> None:
-    """Also that of weights that have diverged: it is no missing evaluation."""
+    """Also that of weights that have diverged, or a plug-in's own of -1: it is no missing evaluation."""
     kept = Journal.from_tensors(Journal([replace(row(0), eval_loss=loss), row(1)]).tensors()).rows
     assert [found.eval_loss for found in kept] == pytest.approx([loss, None], nan_ok=True)
 
 
 def test_an_evaluation_column_of_another_length_is_refused() -> None:
     tensors = Journal([replace(row(0), eval_loss=1.0)]).tensors()
-    tensors["eval_loss"] = torch.zeros(2, dtype=torch.float64)
+    tensors["held_out_loss"] = torch.zeros(2, dtype=torch.float64)
     with pytest.raises(ValueError, match="eval_loss does not fit the others"):
         Journal.from_tensors(tensors)
+
+
+def test_a_file_with_minus_one_for_no_evaluation_is_read() -> None:
+    """As files had it when no loss could be below 0."""
+    tensors = Journal([row(0), replace(row(1), eval_loss=1.5)]).tensors()
+    del tensors["held_out_loss"]
+    tensors["eval_loss"] = torch.tensor([-1.0, 1.5], dtype=torch.float64)
+    assert [found.eval_loss for found in Journal.from_tensors(tensors).rows] == [None, 1.5]
