@@ -43,7 +43,8 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import NodeDesk, add_node_service
+from headway.daemon.node.stream_limits import bind_node_service
 from headway.daemon.worker.goal import JobGeneration
 from headway.proto.control_pb2 import ReadRequest
 from headway.stages.sockets.tls_identity import TlsIdentity

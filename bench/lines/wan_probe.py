@@ -13,7 +13,8 @@ from headway.daemon.agent.probing import measure
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.cluster.measurements import LinkProbe
-from headway.daemon.node.service import NodeService, bind_node_service
+from headway.daemon.node.service import NodeService
+from headway.daemon.node.stream_limits import bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.tls_identity import TlsIdentity
 

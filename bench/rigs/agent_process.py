@@ -40,8 +40,9 @@ from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.net.reach_target import Target
 from headway.daemon.node import membership
 from headway.daemon.node.memory import NodeMemory
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import NodeDesk, add_node_service
 from headway.daemon.node.settings import NodeConfig
+from headway.daemon.node.stream_limits import bind_node_service
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
 from rigs.fake_workers import FakeSupervisor

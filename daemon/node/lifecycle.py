@@ -63,9 +63,9 @@ from headway.daemon.node.own_host import check_advertised_host, mapped_address
 from headway.daemon.node.preemption import PreemptionWatch, leave_within_s
 from headway.daemon.node.relays import StandingBy, read_relays
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import NodeDesk, add_node_service
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.node.stream_limits import StreamLimits
+from headway.daemon.node.stream_limits import StreamLimits, bind_node_service
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.shared_port import dial_within
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity

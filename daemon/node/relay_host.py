@@ -27,9 +27,9 @@ from headway.daemon.net.certificates import names_in, own_names, read_certificat
 from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.renewals import Renewals
 from headway.daemon.node.identity import check_is_node, open_identity
+from headway.daemon.node.relays import stand_by_replies
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.node.service import bind_node_service, stand_by_replies
-from headway.daemon.node.stream_limits import StreamLimits
+from headway.daemon.node.stream_limits import StreamLimits, bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity

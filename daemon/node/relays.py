@@ -6,11 +6,12 @@ the next one when a relay is gone, so one that is gone comes last. If all are go
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
+import grpc
 import structlog
 
 from headway.daemon.base.addresses import NodeEndpoint, split_address
@@ -20,7 +21,9 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.net.port import VIA, Relay
 from headway.daemon.net.port_process import PortProcess
+from headway.proto import control_pb2
 from headway.stages.errors import PeerError
+from headway.stages.sockets.tls_identity import is_borne, names_of_client, other_node
 
 log = structlog.get_logger()
 
@@ -203,3 +206,18 @@ class StandingBy:
                 self._reasons.pop(relay, None)
                 self._has_stood_by = True
                 log.info("standing_by", relay=relay)
+
+
+async def stand_by_replies(
+    request: control_pb2.StandByRequest,
+    context: Any,
+    let_stand_by: Callable[[str], AbstractContextManager[str]],
+    ending: asyncio.Event,
+) -> AsyncIterator[control_pb2.StandByReply]:
+    """Let the caller's own node stand by until the stream ends, or whoever answers."""
+    names = names_of_client(context.auth_context())
+    if not is_borne(request.node, names):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, other_node(request.node, names))
+    with let_stand_by(request.node) as token:
+        yield control_pb2.StandByReply(token=token)
+        await ending.wait()

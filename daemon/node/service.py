@@ -16,14 +16,14 @@ import grpc.aio
 import structlog
 
 from headway.daemon.agent.probing import SentSegments, sent_segments
-from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name, join_address
+from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name
 from headway.daemon.base.errors import ConfigError, NoAccessError, RecoveryError, StoreError
 from headway.daemon.base.fault_points import fault_point
 from headway.daemon.base.places import is_store, why_no_place
 from headway.daemon.blobs.checkpoint import CHUNK_BYTES, layer_at, probe, resolve_checkpoint_dir
 from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.library import DataLibrary
-from headway.daemon.blobs.peer_client import KEEPALIVE_S, NodeClient, add_reading, layer_request, server_keepalive
+from headway.daemon.blobs.peer_client import NodeClient, add_reading, layer_request
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.cluster_records import InvitationRecord
 from headway.daemon.cluster.format import encode
@@ -38,18 +38,14 @@ from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.net.signer import Signer
 from headway.daemon.node.data_service import DataService
 from headway.daemon.node.job_sources import JournalSource, TraceSource
-from headway.daemon.node.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
+from headway.daemon.node.relays import stand_by_replies
 from headway.daemon.reports.job_report import reports_in
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.sockets.open_files import Options, server_limits
 from headway.stages.sockets.tls_identity import (
-    Identity,
     certificate_of_client,
     is_borne,
     names_of_client,
-    other_node,
-    serving,
 )
 from headway.stages.state.state_file import content_checksum
 
@@ -144,8 +140,6 @@ NUM_LOGS = 8
 """Number of pieces of logs that are read at once."""
 LOG_SILENCE_S = 10.0
 MAX_PROBE_BYTES = 16 << 20
-MAX_REQUEST_BYTES = 1 << 20
-"""Maximum size of a request: requests contain only names."""
 PROBE_CHUNK_BYTES = 256 << 10
 
 
@@ -502,48 +496,6 @@ class _answering:  # noqa: N801 (reads as a statement)
             await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         elif isinstance(error, PeerError):
             await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
-
-
-async def stand_by_replies(
-    request: control_pb2.StandByRequest,
-    context: Any,
-    let_stand_by: Callable[[str], AbstractContextManager[str]],
-    ending: asyncio.Event,
-) -> AsyncIterator[control_pb2.StandByReply]:
-    """Let the caller's own node stand by until the stream ends, or whoever answers."""
-    names = names_of_client(context.auth_context())
-    if not is_borne(request.node, names):
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, other_node(request.node, names))
-    with let_stand_by(request.node) as token:
-        yield control_pb2.StandByReply(token=token)
-        await ending.wait()
-
-
-def bind_node_service(
-    identity: Identity,
-    host: str,
-    port: int,
-    *,
-    limits: Options | None = None,
-    stream_limits: StreamLimits | None = None,
-    keepalive_s: float = KEEPALIVE_S,
-) -> tuple[grpc.aio.Server, int]:
-    """Return a server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it is not
-    available.
-
-    limits, stream_limits: its limits before and after TLS, for tests. keepalive_s: the interval of its clients' pings.
-    """
-    limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
-    options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
-    server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
-    credentials = serving(identity)
-    address = join_address(host, port)
-    try:
-        bound = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        reason = "the port is in use or the address is not this machine's; name another with --listen"
-        raise ConfigError(f"cannot listen at {address}: {reason}", "listen") from error
-    return server, bound
 
 
 def add_node_service(server: grpc.aio.Server, desk: NodeDesk) -> None:

@@ -16,9 +16,13 @@ import grpc
 import grpc.aio
 import structlog
 
+from headway.daemon.base.addresses import join_address
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.peer_client import KEEPALIVE_S, server_keepalive
+from headway.stages.sockets.open_files import Options, server_limits
 from headway.stages.sockets.own_sockets import end_connection
 from headway.stages.sockets.roles import ANYBODY, Role, holder, listed_roles, roles_among
-from headway.stages.sockets.tls_identity import names_of_client
+from headway.stages.sockets.tls_identity import Identity, names_of_client, serving
 
 log = structlog.get_logger()
 
@@ -65,6 +69,8 @@ STALL_S: Final = 60.0
 """Time for a reader to take one piece."""
 STREAMS_PER_CONNECTION: Final = 256
 """Maximum for all methods: gRPC lets further calls of that connection wait at the caller."""
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""Maximum size of a request: requests contain only names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +204,30 @@ class StreamLimits(grpc.aio.ServerInterceptor):
             yield
         finally:
             del self._running[id(context)]
+
+
+def bind_node_service(
+    identity: Identity,
+    host: str,
+    port: int,
+    *,
+    limits: Options | None = None,
+    stream_limits: StreamLimits | None = None,
+    keepalive_s: float = KEEPALIVE_S,
+) -> tuple[grpc.aio.Server, int]:
+    """Return a server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it is not
+    available.
+
+    limits, stream_limits: its limits before and after TLS, for tests. keepalive_s: the interval of its clients' pings.
+    """
+    limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
+    options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
+    server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
+    credentials = serving(identity)
+    address = join_address(host, port)
+    try:
+        bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        reason = "the port is in use or the address is not this machine's; name another with --listen"
+        raise ConfigError(f"cannot listen at {address}: {reason}", "listen") from error
+    return server, bound

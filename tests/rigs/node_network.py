@@ -19,7 +19,8 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.service import NodeDesk, add_node_service
+from headway.daemon.node.stream_limits import bind_node_service
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state

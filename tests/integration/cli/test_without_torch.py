@@ -50,6 +50,8 @@ def test_a_client_needs_no_torch(client: Client) -> None:
     for line in ("drain node-2", "nodes release node-2", f"plan {job} --nodes 2", "certs made a --operator me"):
         code, out, err = client.run(line)
         assert code == 0, f"{line}: {err}"
+    code, _, err = client.run("relay --certs nowhere")
+    assert (code, "nowhere" in err, "torch" in err) == (2, True, False), err
     code, _, err = client.run("invite ann")
     assert (code, "no daemon has the authority" in err) == (2, True), err
     assert "torch: not installed, and only a machine that computes needs it" in client.run("doctor")[1]

@@ -18,8 +18,8 @@ from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.cluster.records import Phase
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.node.service import add_node_service, bind_node_service
-from headway.daemon.node.stream_limits import CallLimit, StreamLimits
+from headway.daemon.node.service import add_node_service
+from headway.daemon.node.stream_limits import CallLimit, StreamLimits, bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.open_files import server_limits

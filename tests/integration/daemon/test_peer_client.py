@@ -13,7 +13,7 @@ import pytest
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.node.service import bind_node_service
+from headway.daemon.node.stream_limits import bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -28,8 +28,8 @@ from headway.daemon.net.port import Relay
 from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
-from headway.daemon.node.service import add_node_service, bind_node_service
-from headway.daemon.node.stream_limits import StreamLimits
+from headway.daemon.node.service import add_node_service
+from headway.daemon.node.stream_limits import StreamLimits, bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.ids import Generation

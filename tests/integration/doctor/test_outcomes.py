@@ -30,8 +30,8 @@ from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.reach_dial import dial
 from headway.daemon.net.reaching import dial_ports
 from headway.daemon.net.signing_request import new_key
-from headway.daemon.node.service import add_node_service, bind_node_service
-from headway.daemon.node.stream_limits import StreamLimits
+from headway.daemon.node.service import add_node_service
+from headway.daemon.node.stream_limits import StreamLimits, bind_node_service
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
