@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
@@ -54,6 +54,8 @@ _NOT_READ: Final = CheckpointRecord(timeline=0, boundary=0, url="")
 class Manifest:
     """The checkpoint's description of itself. Its file has the checkpoint's record beside the first three fields."""
 
+    WHOLE: ClassVar[str] = "spec"
+    """As of a SpecRecord."""
     job: str
     generation: int
     spec: JobSpec

@@ -117,7 +117,7 @@ def job_of(view: ClusterView, name: str) -> JobView:
     job = view.jobs.get(name)
     if job is None or job.submission is None:
         if why := view.why_set_aside(name):
-            raise ConfigError(f"{why}; delete its keys, or write them again", f"job {name}")
+            raise ConfigError(why, f"job {name}")
         if name in (vanished := vanished_jobs(view)):
             raise ConfigError(vanished[name], f"job {name}")
         if name in view.retired:

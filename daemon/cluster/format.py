@@ -1,5 +1,10 @@
-"""Writes a record as bytes: JSON, with the version of its format in front. Pure."""
+"""Writes a record as bytes: JSON, with the version of its format in front. Pure.
 
+Another release may know a field that this one does not. It is skipped, but not in the part of a record that is named
+`WHOLE`: who skipped a setting of a job would train another job.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
@@ -47,9 +52,32 @@ def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
                     f"an earlier release wrote it, in format {found}: pause the job with that release, "
                     "or submit it again from its newest checkpoint"
                 )
-        return msgspec.json.decode(raw, type=kind)
+        record = msgspec.json.decode(raw, type=kind)
+        if whole := getattr(kind, "WHOLE", ""):
+            told, known = msgspec.json.decode(raw)[whole], msgspec.to_builtins(getattr(record, whole))
+            if key := next(_skipped(told, known, whole), ""):
+                raise NewerFormatError(f"a newer release wrote it: this one does not know {key}, which is set")
+        return record
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise UnreadableRecordError(str(error)) from error
+
+
+def _skipped(told: Any, known: Any, path: str) -> Iterator[str]:
+    """Yield the path of each key of some JSON that is on and that the record read from it lacks."""
+    if isinstance(told, dict) and isinstance(known, dict):
+        for key, value in told.items():
+            if key in known:
+                yield from _skipped(value, known[key], f"{path}.{key}")
+            elif _is_on(value):
+                yield f"{path}.{key}"
+    elif isinstance(told, list):
+        for value, part in zip(told, known, strict=True):
+            yield from _skipped(value, part, path)
+
+
+def _is_on(value: Any) -> bool:
+    """Return whether a setting changes anything: by default a new one is empty, zero, false or null."""
+    return any(map(_is_on, value.values())) if isinstance(value, dict) else bool(value)
 
 
 def to_builtins(record: object) -> Any:

@@ -38,6 +38,11 @@ def checkpoint_ailment(job: str) -> str:
     return f"checkpoint of {job}"
 
 
+def newer_ailment(job: str) -> str:
+    """Name the ailment: a newer release submitted a job, with settings that a node does not know."""
+    return f"newer job {job}"
+
+
 VANISHED = "lost job "
 """Begins the name of the ailment: etcd has lost a job, and nobody removed it."""
 
@@ -162,8 +167,8 @@ class NodeRecord:
         return ports.split(",")[0] if way else ""
 
     def storage_trouble(self, job: str) -> str:
-        """Return why it cannot read the data or the checkpoint that a job starts from; empty: it can."""
-        told = (self.ailments.get(ailment, "") for ailment in (data_ailment(job), checkpoint_ailment(job)))
+        """Return why it cannot read a job, or the data or the checkpoint that the job starts from; empty: it can."""
+        told = (self.ailments.get(name(job), "") for name in (newer_ailment, data_ailment, checkpoint_ailment))
         return next(filter(None, told), "")
 
     def generation_seen(self, job: str, uid: str) -> int:
@@ -173,9 +178,7 @@ class NodeRecord:
 
 
 def seen_key(job: str, uid: str) -> str:
-    """Return the key under which generations of a submission are remembered. A later job of its name has
-    another key.
-    """
+    """Return the key under which a submission's generations are remembered: a later job of its name has another."""
     return f"{job}/{uid}"
 
 
@@ -183,6 +186,7 @@ def seen_key(job: str, uid: str) -> str:
 class SpecRecord:
     """`jobs/<job>/spec`, immutable. First in, first out follows the key's create revision."""
 
+    WHOLE: ClassVar[str] = "spec"  # as format.py says
     spec: JobSpec
     uid: str = ""
     """Random id of this submission: a later job of this name shares no folder with it."""

@@ -5,7 +5,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -279,8 +279,16 @@ class ClusterView:
         """Return which unreadable record blocks decisions about a job; empty: none."""
         for leaf in sorted(DECISIVE) if self.unreadable else ():
             if (found := self.unreadable.get(Keys.of(job, leaf))) is not None:
-                return f"its {leaf} cannot be read: {found.reason}"
+                remedy = "upgrade this machine" if found.is_newer else "delete its keys, or write them again"
+                return f"its {leaf} cannot be read: {found.reason}; {remedy}"
         return ""
+
+    def newer_jobs(self) -> Iterator[tuple[str, str]]:
+        """Yield the jobs whose submission only a newer release can read, with the reason."""
+        for key, found in sorted(self.unreadable.items()):
+            name = key.removeprefix(Keys.JOBS).partition("/")[0]
+            if found.is_newer and key == Keys.of(name, "spec"):
+                yield name, self.why_set_aside(name)
 
     def why_left_alone(self, job: str) -> str:
         """Return why nobody takes a step of a job: a record that cannot be read, or a submission that breaks a rule."""

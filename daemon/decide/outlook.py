@@ -8,7 +8,7 @@ from typing import Final
 
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord, ProfileRecord
 from headway.daemon.cluster.memo import remembered
-from headway.daemon.cluster.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart
+from headway.daemon.cluster.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart, newer_ailment
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
@@ -94,9 +94,13 @@ def _slowest(ways: Ways) -> float:
     return min((probe.bytes_per_s for _, probe in ways), default=inf)
 
 
-def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
-    """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
-    return _planned(view.nodes)
+def planned_nodes(view: ClusterView, job: str) -> dict[str, NodeRecord]:
+    """Return the present nodes that can read a job, by name, as plans see them: the same object, as long as they are
+    the same and all can.
+    """
+    nodes, ailment = _planned(view.nodes), newer_ailment(job)
+    blind = {name for name, ailments in _ailing(view.nodes).items() if ailment in ailments}
+    return {name: node for name, node in nodes.items() if name not in blind} if blind else nodes
 
 
 @remembered(is_lasting=True)
@@ -142,6 +146,11 @@ def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecor
         for device in node.devices
     )
     return replace(node, devices=devices) if devices != node.devices else node
+
+
+@remembered()
+def _ailing(nodes: dict[str, NodeRecord]) -> dict[str, dict[str, str]]:
+    return {name: node.ailments for name, node in nodes.items() if node.ailments}
 
 
 @remembered(size=4096)

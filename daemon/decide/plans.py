@@ -362,8 +362,8 @@ class PlanLookup:
 
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
-        """Return all present nodes by name, as plans see them."""
-        return planned_nodes(self._situation.view)
+        """Return the present nodes that can read the job, by name, as plans see them."""
+        return planned_nodes(self._situation.view, self._situation.job.name)
 
     @property
     def present(self) -> tuple[NodeRecord, ...]:

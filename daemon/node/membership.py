@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
-from headway.daemon.cluster.records import IDENTITY, VANISHED, NodeRecord, job_ailment
+from headway.daemon.cluster.records import IDENTITY, VANISHED, NodeRecord, job_ailment, newer_ailment
 from headway.daemon.decide.boundaries import depends_on
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch, Member
@@ -72,6 +73,8 @@ STORE_CHECK_S: Final = 10.0
 RIVAL_TOLD_S: Final = 600.0
 RIVAL_ANSWER_S: Final = 3.0
 VANISHED_CHECK_S: Final = 0.5
+MOST_NEWER_JOBS: Final = 32
+"""Maximum number of jobs of a newer release that this node's record names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,18 +416,20 @@ class Membership:
             self._services.activities.trouble("token shards", self._services.library.decay)
 
     async def _watch_jobs(self) -> None:
-        """Say of each job of this node that etcd has lost, though nobody removed it, how it comes back."""
+        """Say of each job of this node that etcd has lost, though nobody removed it, how it comes back. Say which jobs
+        are of a newer release: their plans leave this node out.
+        """
         jobs, view, said = VanishedJobs(self._services.config.name), self._services.cluster.view, set[str]()
         while True:
             await asyncio.sleep(VANISHED_CHECK_S)
-            found = jobs.look(view)
-            for name, job in found.items():
+            found = {newer_ailment(name): why for name, why in islice(view.newer_jobs(), MOST_NEWER_JOBS)}
+            for name, job in jobs.look(view).items():
                 url = job.checkpoint.url if job.checkpoint is not None else ""
                 with suppress(ConfigError):
                     url = resolve_checkpoint_dir(url, self._services.config.checkpoint_root)
-                self._services.activities.trouble(f"{VANISHED}{name}", vanished_text(job, url))
-            for name in said - found.keys():
-                self._services.activities.trouble(f"{VANISHED}{name}", "")
+                found[f"{VANISHED}{name}"] = vanished_text(job, url)
+            for ailment in said | found.keys():
+                self._services.activities.trouble(ailment, found.get(ailment, ""))
             said = set(found)
 
     async def _use_state_folder(self, act: Callable[[], object]) -> str:

@@ -7,13 +7,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.blobs.peer_client import NodeClient, layer_request
 from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState
+from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState, newer_ailment
 from headway.daemon.cluster.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2
 
@@ -167,6 +168,24 @@ async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path:
     assert "nowhere: no token shards here" in job.phase.error
     assert "/usr/share/data: is not below one of this node's allowed_places" in forbidden.phase.error
     assert "\n" not in job.phase.error + forbidden.phase.error
+
+
+async def test_a_job_of_a_newer_release_is_told_by_the_node_and_left_alone(playground: Any) -> None:
+    """It sets what this release does not know: the node's record says so until it is gone; another job is trained."""
+    await playground.submit("new")
+    key = Keys.of("new", "spec")
+    raw = msgspec.json.decode((await playground.client.get(key)).value)
+    raw["spec"]["train"]["ahead"] = 3
+    await playground.client.put(key, msgspec.json.encode(raw))
+    await playground.started("a")
+    ailment = newer_ailment("new")
+    told = await playground.until(lambda view: view.nodes["a"].ailments.get(ailment), "the node says so")
+    assert "this one does not know spec.train.ahead, which is set; upgrade this machine" in told
+    await playground.submit(batches=5)
+    await playground.phase(Phase.FINISHED)
+    assert await playground.client.get(Keys.of("new", "phase")) is None
+    assert await playground.client.delete(key)
+    await playground.until(lambda view: ailment not in view.nodes["a"].ailments or None, "it is well again")
 
 
 @pytest.mark.slow

@@ -23,11 +23,21 @@ from headway.daemon.cluster.measurements import (
     ReachFact,
     ReachRecord,
 )
-from headway.daemon.cluster.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
+from headway.daemon.cluster.records import (
+    Device,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    WorkerPort,
+    newer_ailment,
+)
 from headway.daemon.cluster.transaction import Compare, Put, to_bytes, to_text, transaction_request
 from headway.daemon.decide.cluster_view import UNREADABLE, ClusterView
 from headway.daemon.decide.commands import Transaction
 from headway.daemon.decide.coordinator import decide
+from headway.daemon.jobs.job import DataSpec, SourceSpec
 from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.reports.node_list import set_aside_lines
 from headway.daemon.worker.goal import Goal
@@ -132,6 +142,59 @@ def test_a_job_with_an_unreadable_record_is_set_aside_alone(leaf: str, value: by
     decision = decide(view, now=100.0)
     expected = {"first", "second"} if leaf == "desired" else {"second"}
     assert {command.job for command in decision.commands if command.job} == expected
+
+
+SPEC_KEY = Keys.of("first", "spec")
+SPEC_RAW = msgspec.json.decode(next(change.value for change in HISTORY if change.key == SPEC_KEY))
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "told"),
+    [
+        ("train", 3, "spec.train.ahead"),
+        ("data", {"of": {"each": 0.5}}, "spec.data.ahead"),
+        ("train", 0, ""),
+        ("train", {"of": {"each": 0, "name": "", "parts": []}}, ""),
+    ],
+)
+def test_a_job_with_a_setting_of_a_newer_release_is_left_alone(section: str, value: object, told: str) -> None:
+    """Whoever skipped it would train another job. A setting that is off changes nothing, and is skipped."""
+    spec = SPEC_RAW["spec"]
+    raw = SPEC_RAW | {"unknown": 1, "spec": spec | {section: spec[section] | {"ahead": value}}}
+    view = view_of(HISTORY)
+    put(view, SPEC_KEY, msgspec.json.encode(raw))
+    why = f"a newer release wrote it: this one does not know {told}, which is set; upgrade this machine"
+    assert [*view.newer_jobs()] == ([("first", f"its spec cannot be read: {why}")] if told else [])
+    assert ("first" in {command.job for command in decide(view, now=100.0).commands}) <= (not told)
+
+
+def test_a_setting_of_a_newer_release_within_a_list_counts() -> None:
+    """Each source of a job's data is a section of its own."""
+    spec = msgspec.to_builtins(replace(small_spec("first"), data=DataSpec(sources=(SourceSpec(source="x"),))))
+    raw = {"format": 1, "spec": spec}
+    assert decode(msgspec.json.encode(raw), SpecRecord).spec.data.sources[0].source == "x"
+    spec["data"]["sources"] = [{**spec["data"]["sources"][0], "ahead": True}]
+    with pytest.raises(NewerFormatError, match=r"does not know spec\.data\.sources\.ahead"):
+        decode(msgspec.json.encode(raw), SpecRecord)
+
+
+def test_plans_leave_out_the_node_to_which_a_job_is_too_new() -> None:
+    """Only those of that job; and it is charged for nothing."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b", "c"):
+        cluster.add_node(name)
+    old = cluster.nodes["a"]
+    old.record = replace(old.record, ailments={newer_ailment("first"): "its spec cannot be read"})
+    for name in ("first", "second"):
+        cluster.submit(small_spec(name, batches=20))
+        cluster.calm(until=lambda name=name: cluster.phase(name).phase is Phase.FINISHED, max_rounds=400)
+    used = {
+        change.key: {stage.node for stage in decode(change.value, PlanRecord).workers}
+        for change in cluster.store.history
+        if change.key.endswith("/plan") and change.value
+    }
+    assert used == {Keys.of("first", "plan"): {"b", "c"}, Keys.of("second", "plan"): {"a", "b", "c"}}
+    assert not any(key.startswith(Keys.FAILURES) for key in cluster.store.values)
 
 
 @pytest.mark.parametrize(

@@ -104,19 +104,24 @@ needs_systemd = pytest.mark.skipif(
 
 
 @needs_systemd
-@pytest.mark.parametrize("names", [[UNIT.name], [UNIT.name, DROP_IN], ["etcd.service"]], ids=["cpu", "cuda", "etcd"])
+@pytest.mark.parametrize(
+    "names",
+    [[UNIT.name], [UNIT.name, DROP_IN], ["etcd.service"], ["etcd-backup.timer", "etcd-backup.service"]],
+    ids=["cpu", "cuda", "etcd", "backup"],
+)
 def test_systemd_verifies_a_unit_without_a_warning(names: list[str], tmp_path: Path) -> None:
     """As a machine has it, without and with the drop-in for cards. The exit status alone is 0 for unknown keys."""
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(FOLDER / name, tmp_path / name)
-    command = ["systemd-analyze", "verify", str(tmp_path / names[0])]
+    units = [str(tmp_path / name) for name in names if "/" not in name]
+    command = ["systemd-analyze", "verify", *units]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["headway.service", "etcd.service"])
+@pytest.mark.parametrize("name", ["headway.service", "etcd.service", "etcd-backup.service"])
 def test_the_units_give_up_what_they_do_not_need(name: str) -> None:
     """systemd's own sum of what a service could do to its machine, of 100: at most 20. Without settings it is 92."""
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(FOLDER / name)]
