@@ -43,6 +43,8 @@ class DeviceBook:
     trouble: str = ""
     moved_at: float = 0.0
     """Time at which an operation was last seen to be done."""
+    earlier: dict[str, float] | None = None
+    """Seconds by class that etcd has of this process under the plan before; None: not looked up yet."""
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     """(time, seconds by class), oldest first; `recent` counts from the first."""
 
@@ -143,10 +145,13 @@ class GoodputBook:
             worker = job.workers.get((job.plan.generation, position)) if position is not None else None
             if position is None or worker is None:
                 continue
+            if book.earlier is None:
+                book.earlier = _earlier(job, book, worker.incarnation)
             found[Keys.goodput(job.name, book.generation, position)] = GoodputRecord(
                 node=node,
                 incarnation=worker.incarnation,
                 seconds=_rounded(book.newest.seconds),
+                earlier=book.earlier,
                 recent=_rounded(book.recent),
                 typical_s=book.newest.typical_s,
                 num_replayed=book.newest.num_replayed,
@@ -156,6 +161,17 @@ class GoodputBook:
                 awaited_worker=book.awaited_worker,
             )
         return found
+
+
+def _earlier(job: JobView, book: DeviceBook, incarnation: str) -> dict[str, float]:
+    """Return what a worker process had told under older plans; nothing if its seconds have begun at nought since."""
+    told = {
+        place: record.seconds
+        for place, record in job.goodput.items()
+        if record.incarnation == incarnation and place[0] < book.generation
+    }
+    newest = told[max(told)] if told else {}
+    return newest if sum(newest.values()) <= sum(book.newest.seconds.values()) + 0.1 else {}
 
 
 def is_news(before: GoodputRecord | None, after: GoodputRecord) -> bool:

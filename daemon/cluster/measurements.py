@@ -104,6 +104,8 @@ class GoodputRecord:
     """Incarnation of the worker's process. Only its newest record counts: its seconds go on from plan to plan."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by class, since it began to serve the job."""
+    earlier: dict[str, float] = field(default_factory=dict)
+    """Those that its record of the plan before had: the rest is of this plan."""
     recent: dict[str, float] = field(default_factory=dict)
     """Seconds by class in the last minute, of this plan only."""
     typical_s: float = 0.0

@@ -289,6 +289,8 @@ class PhaseRecord:
     since: float = 0.0
     shortages: tuple[DeviceShortage, ...] = ()
     """What plans respect since workers of the job ran out of memory, until a user resumes it."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by class that workers spent under plans before the one in force, also those of nodes that are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -597,4 +599,4 @@ class EventRecord:
     plan: PlanOutline | None = None
     """The plan that came into force; None: none did, or an earlier release wrote the event."""
     goodput_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by class that the workers had spent by then, as far as they are known: `JobView.told_s`."""
+    """Seconds by class that the job's workers had spent by then: `JobView.told_s`."""

@@ -195,6 +195,7 @@ def move(
         planning_since=planning_since,
         since=situation.written_at if to is not before.phase else before.since,
         shortages=situation.shortages if shortages is None else shortages,
+        spent_s=job.told_s if "plan" in puts or "plan" in deletes else before.spent_s,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:

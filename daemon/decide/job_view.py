@@ -115,6 +115,8 @@ class JobView:
     """Holders of the parts of a boundary of a timeline: node to record."""
     events: dict[int, EventRecord] = field(default_factory=dict)
     goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
+    departed: dict[WorkerKey, GoodputRecord] = field(default_factory=dict, compare=False)
+    """Last records of goodput of the plan in force whose nodes are gone: what was spent stays spent."""
     profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
     changed_at: tuple[float, ...] = field(default=(), compare=False)
     """Times at which the plan in force was seen to change, the last `MAX_REMEMBERED`."""
@@ -152,19 +154,20 @@ class JobView:
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Return the seconds by class of all workers that are alive, or that died while their daemon lived; waiting for
-        a peer is one class, for all peers.
-        """
-        totals: dict[str, float] = {}
-        for record in self.newest_goodput:
-            for kind, value in record.seconds.items():
-                merged = "waiting" if kind.startswith(WAITING) else kind
-                totals[merged] = totals.get(merged, 0.0) + value
+        """Return the seconds by class of all workers of all plans; waiting for a peer is one class, for all peers."""
+        totals = dict(self.phase.spent_s)
+        for (generation, _), record in (self.departed | self.goodput).items():
+            if self.plan is None or generation != self.plan.generation:
+                continue
+            for sign, seconds in ((1, record.seconds), (-1, record.earlier)):
+                for kind, value in seconds.items():
+                    merged = "waiting" if kind.startswith(WAITING) else kind
+                    totals[merged] = totals.get(merged, 0.0) + sign * value
         return totals
 
     @property
     def told_s(self) -> dict[str, float]:
-        """Return `spent_s` for an event, which anybody's record of goodput must leave short and readable."""
+        """Return `spent_s` for a record, which anybody's record of goodput must leave short and readable."""
         spent = self.spent_s
         return {kind: round(spent[kind], 1) for kind in CLASSES if 0.0 < spent.get(kind, 0.0) < MOST_SECONDS}
 
@@ -247,6 +250,10 @@ class JobView:
         if plan_before is not None and self.plan is not None and self.plan.generation != plan_before.generation:
             self.left = plan_before
             self.changed_at = (*self.changed_at, now)[-MAX_REMEMBERED:]
+        if place.leaf == "plan" and self.departed:
+            self.departed = {
+                key: one for key, one in self.departed.items() if self.plan and key[0] == self.plan.generation
+            }
         if devices(plan_before) != devices(self.plan):
             self.devices_changed_at = now
 
@@ -276,6 +283,9 @@ def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:
             job.workers = with_record(job.workers, (generation, position), record)
         case "goodput":
             generation, position = place.numbers
+            gone = job.goodput.get((generation, position)) if record is None else None
+            if job.plan is not None and generation == job.plan.generation and position < len(job.plan.workers):
+                job.departed = with_record(job.departed, (generation, position), gone)
             job.goodput = with_record(job.goodput, (generation, position), record)
         case "state":
             timeline, boundary = place.numbers

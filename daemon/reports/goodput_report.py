@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.cluster.records import EventRecord, PlanRecord
+from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.decide.job_view import WAITING, JobView
 from headway.daemon.plan.cluster_plan import worker_name
 
@@ -72,23 +72,23 @@ def report_goodput(job: JobView) -> GoodputReport:
 
 
 def goodput_of_plans(job: JobView) -> dict[int, dict[str, float]]:
-    """Return the seconds by class of each plan that was in force, by its generation: what was added between the events
-    from its beginning to its end.
+    """Return the seconds by class of each plan that was in force, by its generation. Their sum is `JobView.spent_s`.
 
-    A machine that goes takes along what it added since the last event.
+    Seconds that count as recovery only since a rollback are taken back from the plan in which they were another class.
     """
-    found: dict[int, dict[str, float]] = {}
-    before: dict[str, float] = {}
-    number = 0
-    ends = EventRecord(at=0.0, text="", generation=0, goodput_s=job.spent_s)
-    for event in (*(job.events[number] for number in sorted(job.events)), ends):
-        for kind, spent in event.goodput_s.items():
-            if number and (more := spent - before.get(kind, 0.0)) > 0:
-                of_plan = found.setdefault(number, {})
-                of_plan[kind] = of_plan.get(kind, 0.0) + more
-        before = event.goodput_s or before
-        number = event.generation if event.plan is not None else number
-    return found
+    numbers: list[int] = []
+    totals: list[dict[str, float]] = []
+    for _, event in sorted(job.events.items()):
+        if event.plan is not None:
+            numbers.append(event.generation)
+            totals.append(event.goodput_s or (totals[-1] if totals else {}))
+    found = {}
+    after = job.spent_s
+    for number, total in zip(reversed(numbers), reversed(totals), strict=True):
+        more = {kind: round(spent - total.get(kind, 0.0), 1) for kind, spent in after.items()}
+        found[number] = {kind: spent for kind, spent in more.items() if spent > 0}
+        after = {kind: min(spent, after.get(kind, 0.0)) for kind, spent in total.items()}
+    return {number: found[number] for number in numbers}
 
 
 def goodput_line(report: GoodputReport) -> str:

@@ -546,9 +546,9 @@ def losses_of_time() -> Iterator[tuple[str, list[str]]]:
 
     yield "no worker has reported", told(job_with({}))
     seconds = {"useful": 60.0, "waiting:stage 1 at b:1": 6.0, "waiting:stage 2 at c:1": 4.0}
-    dead = record("dead", {"useful": 18.0, "replay": 12.0})
-    several = {(2, 0): record("w", {"useful": 50.0}), (2, 1): dead, (3, 0): record("w", seconds)}
-    yield "each worker counts once over its plans", told(job_with(several))
+    several = job_with({(2, 1): record("dead", USEFUL), (3, 0): record("w", seconds, earlier={"useful": 50.0})})
+    phase = replace(several.phase, spent_s={"useful": 68.0, "replay": 12.0})
+    yield "each worker counts once over its plans", told(replace(several, phase=phase))
     for recent in (
         {"useful": 57.0, "waiting:stage 1 at 10.0.0.7:4242": 43.0},
         {"useful": 50.0, "waiting:the coordinator": 50.0},

@@ -6,13 +6,16 @@ import pytest
 
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import CheckpointRecord, EventRecord, Phase, PlanRecord, WorkerPart
+from headway.daemon.cluster.measurements import GoodputRecord
+from headway.daemon.cluster.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord, WorkerPart
 from headway.daemon.decide.commands import MAX_EVENTS, MAX_OUTLINES, MAX_TRIMMED, Command, Decision, Transaction
 from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.deadlines import LEASE_TTL_S
 from headway.daemon.decide.situation import LONGEST_PATIENCE_S
+from headway.daemon.reports.goodput_report import goodput_of_plans, report_goodput
 from tests.rigs.recovery import lose, recovered, trained, workers
 from tests.rigs.scenarios import events, plan, run_until
+from tests.rigs.simulated_cluster import SimulatedCluster
 from tests.rigs.simulated_node import steady_view
 
 
@@ -86,6 +89,35 @@ def test_a_start_survives_an_outage_that_took_its_file_records() -> None:
     early = decide(view, now=back + 0.1)
     about_jobs = [command for command in early.commands if command.job]
     assert (about_jobs, early.wake_at) == ([], back + LEASE_TTL_S)
+
+
+def spend(cluster: SimulatedCluster, *, earlier: dict[str, float], **seconds: float) -> None:
+    """Each worker of the plan in force tells how it spent its seconds."""
+    for position, worker in enumerate(plan(cluster).workers):
+        record = GoodputRecord(node=worker.node, incarnation=worker.node, seconds=seconds, earlier=earlier)
+        key = Keys.goodput("first", plan(cluster).generation, position)
+        cluster.store.transact({}, {key: encode(record)}, lease=cluster.nodes[worker.node].lease)
+    cluster.calm(max_rounds=3)
+
+
+def test_what_a_lost_node_has_spent_is_not_forgotten() -> None:
+    """Three workers spend 20 s under a plan; one is lost, and its records go; the others go on, and 4 s of waiting
+    prove to be recovery. The report has the 60 s, then the 20 s of two workers, and their sum: the job's own.
+    """
+    cluster = trained("a", "b", "c", batches=10)
+    before = plan(cluster).generation
+    spend(cluster, earlier={}, **{"useful": 16.0, "waiting:stage 1": 4.0})
+    lose(cluster, next(worker.node for worker in plan(cluster).workers if worker.node != cluster.leader))
+    after = recovered(cluster)
+    assert len(after.workers) == 2
+    spend(cluster, earlier={"useful": 16.0, "waiting:stage 1": 4.0}, useful=22.0, recovery=8.0)
+    for view in (cluster.nodes[cluster.leader].view, cluster.truth()):
+        found = goodput_of_plans(view.jobs["first"])
+        assert found == {before: {"useful": 48.0, "waiting": 4.0}, after.generation: {"useful": 12.0, "recovery": 16.0}}
+        assert report_goodput(view.jobs["first"]).seconds == {"useful": 60.0, "recovery": 16.0, "waiting": 4.0}
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.PAUSED)
+    assert cluster.truth().jobs["first"].spent_s == {"useful": 60.0, "recovery": 16.0, "waiting": 4.0}
 
 
 def test_node_that_comes_and_goes_does_not_hold_a_recovery_up() -> None:

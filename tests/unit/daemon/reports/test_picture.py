@@ -11,7 +11,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.measurements import GoodputRecord
-from headway.daemon.cluster.records import EventRecord
+from headway.daemon.cluster.records import EventRecord, PlanRecord
 from headway.daemon.jobs.changed_keys import job_text
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
@@ -231,12 +231,13 @@ def test_a_name_is_the_default(tmp_path: Path) -> None:
 
 
 def test_each_plan_has_the_seconds_that_were_spent_while_it_was_in_force() -> None:
-    """Counters grow from event to event; with a machine that is lost its own go, and nothing becomes less."""
+    """Totals grow from plan to plan; seconds of waiting that a rollback calls recovery go from the plan before."""
     job = job_view(1000)
-    spent = [{}, {"useful": 25.0}, {"useful": 27.0, "recovery": 1.0}, {"useful": 50.0, "recovery": 1.0}]
-    spent += [{"useful": 30.0, "recovery": 2.0}, {"useful": 55.0, "recovery": 2.0, "bubble": 3.0}]
+    spent = [{}, {"useful": 25.0}, {"useful": 27.0, "recovery": 1.0, "waiting": 2.0}, {"useful": 50.0, "recovery": 1.0}]
+    spent += [{"useful": 50.0, "recovery": 2.0}, {"useful": 75.0, "recovery": 2.0, "bubble": 3.0}]
     events = [replace(job.events[number], goodput_s=each) for number, each in enumerate(spent)]
-    found = picture_of(replace(job, events=dict(enumerate(events))), {}, rows(1000), now_s=0.0).generations
+    job = replace(job, events=dict(enumerate(events)), phase=replace(job.phase, spent_s=spent[-1]))
+    found = picture_of(job, {}, rows(1000), now_s=0.0).generations
     assert [each.goodput_s for each in found] == [
         {"useful": 27.0, "recovery": 1.0},
         {"useful": 23.0, "recovery": 1.0},
@@ -249,5 +250,7 @@ def test_an_event_takes_only_seconds_that_can_be_told() -> None:
     """A record names a thousand classes, and one that overflows: the event has the one that is known, and finite."""
     made_up = {f"class {number}": 1.0 for number in range(1000)}
     seconds = {"useful": 2.04, "waiting:stage 1": 1.0, "waiting:stage 2": 2.0, "idle": float("inf"), **made_up}
-    job = replace(job_view(10), goodput={(1, 0): GoodputRecord(node="a", incarnation="i", seconds=seconds)})
+    plan = PlanRecord(generation=1, timeline=1, workers=())
+    record = GoodputRecord(node="a", incarnation="i", seconds=seconds)
+    job = replace(job_view(10), plan=plan, goodput={(1, 0): record})
     assert job.told_s == {"useful": 2.0, "waiting": 3.0}
