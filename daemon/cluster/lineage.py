@@ -1,10 +1,14 @@
-"""Knows which boundaries are a run's own past, which parts its journal has, and how a manifest is sealed. Pure."""
+"""Knows which boundaries are a run's own past, what stays known of its plans, which parts its journal has, and how a
+manifest is sealed. Pure.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
+
+import msgspec
 
 from headway.daemon.cluster.format import encode
 from headway.stages.state.file_digest import FileDigest
@@ -107,3 +111,35 @@ def check_seal(raw: bytes) -> bool:
     if found is None or sha256(raw[: found.start()] + b"}").hexdigest().encode() != found[1]:
         raise ValueError("it was altered after it was written: its digest is another")
     return True
+
+
+MOST_STAGES: Final = 128
+"""Stages of a plan that are outlined: no more can be told apart on a screen."""
+MOST_HOLDERS: Final = 128
+"""Holders that an outline names, over all its stages, and at least one of each."""
+
+
+class StageOutline(msgspec.Struct, frozen=True, array_like=True):
+    """One stage of a plan that was in force, in few bytes: a job keeps hundreds of plans."""
+
+    first: int
+    """Index of its first layer among the model's layers."""
+    last: int
+    holders: tuple[tuple[str, int], ...]
+    """Devices that computed it as (node, index), the lead first."""
+    num_others: int = 0
+    """Further devices, which are not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutline:
+    """What stays known of a plan after it is gone: who held which layers."""
+
+    timeline: int
+    boundary: int
+    """First batch that it computed."""
+    furthest: int
+    """First batch that was not begun before it, as in PlanRecord."""
+    predicted_batch_seconds: float
+    stages: tuple[StageOutline, ...]
+    """Empty: it had more than `MOST_STAGES`, or it is long past and had many."""

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Final
 
-import msgspec
-
 from headway.daemon.base.addresses import NodeEndpoint
-from headway.daemon.cluster.lineage import JournalPart, Lineage
+from headway.daemon.cluster.lineage import MOST_HOLDERS, MOST_STAGES, JournalPart, Lineage, PlanOutline, StageOutline
 from headway.daemon.cluster.measurements import DeviceShortage, MemoryShortage
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec
@@ -314,38 +312,6 @@ class WorkerPart:
     """The plan's choice of what the stage's backward computes again; empty: the job itself says it."""
     shares_update: bool = False
     """Whether each of the stage's replicas orthogonalises a share of its matrices; older plans do not."""
-
-
-MOST_STAGES: Final = 128
-"""Stages of a plan that are outlined: no more can be told apart on a screen."""
-MOST_HOLDERS: Final = 128
-"""Holders that an outline names, over all its stages, and at least one of each."""
-
-
-class StageOutline(msgspec.Struct, frozen=True, array_like=True):
-    """One stage of a plan that was in force, in few bytes: a job keeps hundreds of plans."""
-
-    first: int
-    """Index of its first layer among the model's layers."""
-    last: int
-    holders: tuple[DeviceKey, ...]
-    """Devices that computed it, the lead first."""
-    num_others: int = 0
-    """Further devices, which are not named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOutline:
-    """What stays known of a plan after it is gone: who held which layers."""
-
-    timeline: int
-    boundary: int
-    """First batch that it computed."""
-    furthest: int
-    """First batch that was not begun before it, as in PlanRecord."""
-    predicted_batch_seconds: float
-    stages: tuple[StageOutline, ...]
-    """Empty: it had more than `MOST_STAGES`, or it is long past and had many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.cluster.records import EventRecord, NodeRecord, PlanOutline
+from headway.daemon.cluster.lineage import PlanOutline
+from headway.daemon.cluster.records import EventRecord, NodeRecord
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.changed_keys import job_text, values_of
 from headway.daemon.jobs.job import JobSpec

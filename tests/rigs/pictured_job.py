@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from headway.daemon.cluster.records import EventRecord, Phase, PhaseRecord, PlanOutline, SpecRecord, StageOutline
+from headway.daemon.cluster.lineage import PlanOutline, StageOutline
+from headway.daemon.cluster.records import EventRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.reports.metrics_file import HistoryRow
