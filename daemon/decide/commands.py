@@ -12,7 +12,6 @@ from typing import Final
 from headway.daemon.cluster.cluster_records import PlacementRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.lineage import Lineage
 from headway.daemon.cluster.measurements import DeviceShortage
 from headway.daemon.cluster.records import CheckpointRecord, EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
 from headway.daemon.decide.boundaries import Origin
@@ -142,14 +141,17 @@ MAX_TRIMMED: Final = 32
 """Maximum number of events that one transaction deletes."""
 
 
-def _past(job: JobView, deletes: tuple[str, ...], *, is_carried: bool) -> tuple[Lineage | None, tuple[str, ...], bool]:
-    """Return what the phase record keeps of the past. is_carried: a new plan or a whole checkpoint has it itself."""
-    if is_carried:
-        return None, (), False
+def _past(job: JobView, puts: Mapping[str, bytes], deletes: tuple[str, ...], *, is_saved: bool) -> PhaseRecord:
+    """Return a phase record with what it keeps of the past. is_saved: a whole checkpoint has the rest itself."""
+    before, plan = job.phase, job.plan
+    is_over = "plan" in deletes or "plan" in puts
+    past = PhaseRecord(spent_s=job.told_s if is_over else before.spent_s)
+    if is_saved or "plan" in puts:  # or a new plan has it
+        return past
     # The plan is about to disappear, and the next start must know what its weights have seen.
-    if "plan" in deletes and job.plan is not None:
-        return job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
-    return job.phase.lineage, job.phase.arithmetic_classes, job.phase.was_rounded
+    told = plan if "plan" in deletes and plan is not None else before
+    lineage, classes, was_rounded = told.lineage, told.arithmetic_classes, told.was_rounded
+    return replace(past, lineage=lineage, arithmetic_classes=classes, was_rounded=was_rounded)
 
 
 def move(
@@ -178,24 +180,20 @@ def move(
     job, before = situation.job, situation.job.phase
     puts = (puts or {}) | ({} if plan is None else {"plan": encode(plan)})
     number = generation or before.generation
-    lineage, classes, was_rounded = _past(job, deletes, is_carried=is_saved or "plan" in puts)
-    record = PhaseRecord(
+    record = replace(
+        _past(job, puts, deletes, is_saved=is_saved),
         phase=to,
         reason=reason,
         error=error,
         generation=number,
         request=job.desired.request,
         num_events=before.num_events + is_event,
-        lineage=lineage,
         failures=before.failures if failures is None else failures,
         furthest=situation.furthest if "plan" in deletes else before.furthest,
-        arithmetic_classes=classes,
-        was_rounded=was_rounded,
         outlook=outlook,
         planning_since=planning_since,
         since=situation.written_at if to is not before.phase else before.since,
         shortages=situation.shortages if shortages is None else shortages,
-        spent_s=job.told_s if "plan" in puts or "plan" in deletes else before.spent_s,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:
