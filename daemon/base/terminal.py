@@ -30,9 +30,15 @@ _UNPRINTABLE: Final = re.compile(
 )
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `1 batch`, `1,200 rows`. many: of several; by default `one` with an s."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 batch`, `2 batches`, `1,200 rows`."""
+    return f"{number:,} {noun}{('es' if noun.endswith('tch') else 's') * (number != 1)}"
+
+
+def bar(done: int, total: int, *, width: int = 30) -> str:
+    """Return a bar of so many columns, filled as far as the work is done."""
+    filled = width * done // total
+    return "━" * filled + "╌" * (width - filled)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headway.daemon.base.terminal import table
+from headway.daemon.base.terminal import counted, table
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
@@ -372,8 +372,9 @@ def _invite_listed(
             refused = where.run(lambda session: invite_all(lambda host: ask(session, host), hosts, keep))
         finally:
             place = f"in {out}, each after its name" if out is not None else "on stdout"
-            told = "" if num_kept + len(refused) == len(hosts) else f"; the list goes on after {num_kept} commands"
-            sys.stderr.write(f"{num_kept} commands {place}; each is valid once, within {options.lasts}{told}\n")
+            kept = counted(num_kept, "command")
+            told = "" if num_kept + len(refused) == len(hosts) else f"; the list goes on after {kept}"
+            sys.stderr.write(f"{kept} {place}; each is valid once, within {options.lasts}{told}\n")
             if out is not None and not num_kept:
                 out.unlink()
     sys.stderr.write("".join(f"{line}\n" for line in refused))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from headway.daemon.base.errors import StoreUnreachableError
-from headway.daemon.base.terminal import console, screen_width, table
+from headway.daemon.base.terminal import console, counted, screen_width, table
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
@@ -421,7 +421,7 @@ def export(job: JobName, out: OutDir, options: ExportOptions, where: Where, as_j
     boundary = where.run(work)
     if as_json:
         return as_json_text(ExportReport(job=job, boundary=boundary, out=str(out)))
-    return f"{out}: the model after {boundary} batches"
+    return f"{out}: the model after {counted(boundary, 'batch')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

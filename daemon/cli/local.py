@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cli.options import Answer, AsJsonLines, Commands, EtcdBinary, JobFile, Link, OutDir, Panel, add, say
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _lines_of(cluster: "LocalCluster", state_dir: Path) -> "Iterator[str]":
     yield f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}"
     option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
     yield f"in another terminal, in this folder: headway submit JOB.toml{option}"
-    yield from filter(None, (cluster.card_sharing, cluster.etcd_remark))
+    yield from filter(None, (cluster.card_sharing,))
     for name, listen in cluster.metrics.items():
         yield f"metrics of {name}: http://{listen}/metrics"
     yield "Ctrl-C here saves every job and stops"
@@ -177,4 +178,4 @@ def reference(
 
 def _say_starting(nodes: int) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"starting etcd and {nodes} node{'s' * (nodes != 1)}\n")
+        sys.stderr.write(f"starting etcd and {counted(nodes, 'node')}\n")

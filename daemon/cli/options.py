@@ -6,7 +6,10 @@ The text below a field is the option's help. Only names other than the field's, 
 import ast
 import inspect
 import json
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from headway.daemon.decide.cluster_view import ClusterView
 
 ResultT = TypeVar("ResultT")
+
+MOST_COLUMNS, LEAST_COLUMNS = 110, 52
+"""Of help, which follows the terminal between them."""
+MOST_OF_HELP = 200
+"""Characters of a command's help in the list of commands."""
 
 Answer = int | str | Iterable[str] | None
 """An exit code, or what is printed: a line, or several."""
@@ -139,12 +147,38 @@ class CommandGroup(TyperGroup):
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """Write a section for each panel; commands of no panel come first."""
         found: dict[str, Any] = {name: command for name, command in self.commands.items() if not command.hidden}
-        width = formatter.width - 6 - max(map(len, found), default=0)
         for panel in ("", *Panel):
             of_panel = [name for name, command in found.items() if (command.rich_help_panel or "") == panel]
             if of_panel:
                 with formatter.section(panel.capitalize() or "Commands"):
-                    formatter.write_dl([(name, found[name].get_short_help_str(width)) for name in of_panel])
+                    formatter.write_dl([(name, _clause(found[name])) for name in of_panel])
+
+
+def _clause(command: Any) -> str:
+    """Return the beginning of a command's help, up to where it could end."""
+    return re.split(r"[;:] ", command.get_short_help_str(MOST_OF_HELP))[0].removesuffix(".")
+
+
+def _fitted(command: Any) -> Any:
+    """Return a command whose examples and lists end where the terminal does: they are broken at spaces."""
+    room = max(min(shutil.get_terminal_size().columns, MOST_COLUMNS), LEAST_COLUMNS) - 4
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        "\n".join(part for line in each.split("\n") for part in _broken(line, room)) if each.startswith("\b") else each
+        for each in paragraphs
+    )
+    return command
+
+
+def _broken(line: str, room: int) -> list[str]:
+    """Return a line as several: each goes on below its last column, or as a shell's command."""
+    last_column = max((found.end() for found in re.finditer(r"(?<=\S)  +", line)), default=0)
+    is_command = not last_column and line.startswith("headway ")
+    indent = " " * (last_column if 0 < last_column <= room // 2 else 4)
+    parts = textwrap.wrap(
+        line, room - 2 * is_command, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"{part} \\" for part in parts[:-1]] + parts[-1:] if is_command else parts or [line]
 
 
 def add(
@@ -181,7 +215,7 @@ def group_of(
     """Return a group as typer runs it. settings: of typer.Typer."""
     app = _app(**{"cls": CommandGroup} | settings)
     app.callback()(_runnable(main))
-    group: Any = typer.main.get_command(app)
+    group: Any = _fitted(typer.main.get_command(app))
     group.name, group.commands, group.rich_help_panel = name, members, panel
     return group
 
@@ -190,7 +224,7 @@ def command_of(name: str, function: Callable[..., Answer], panel: Panel | None) 
     """Return a command as typer runs it."""
     app = _app()
     app.command(name, rich_help_panel=panel)(_runnable(function))
-    return typer.main.get_command(app)
+    return _fitted(typer.main.get_command(app))
 
 
 def _app(**settings: Any) -> typer.Typer:

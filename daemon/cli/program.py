@@ -20,7 +20,7 @@ from headway.daemon.base.errors import (
 )
 from headway.daemon.base.terminal import printable_streams
 from headway.daemon.cli import certificates, chaos, cluster, data, examples, jobs, local, submission
-from headway.daemon.cli.options import Commands, group_of
+from headway.daemon.cli.options import MOST_COLUMNS, Commands, group_of
 from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
 
@@ -57,7 +57,7 @@ def program() -> Any:
     commands = Commands()
     for module in (examples, local, jobs, submission, cluster, certificates, chaos, data):
         module.register(commands)
-    context = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    context = {"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS}
     return group_of("headway", _root, commands, no_args_is_help=True, add_completion=True, context_settings=context)
 
 

@@ -72,7 +72,7 @@ def few_rows(train: TrainSpec, folder: Path | None, index: ShardIndex) -> str:
     if train.epochs and found.batches < ENOUGH_BATCHES:
         rows = f"{counted(found.num_rows, 'row')} of {found.length:,} tokens"
         shape = f"{train.microbatches} × {found.size} rows"
-        facts = [f"the data has {rows}: {counted(found.batches, 'batch', 'batches')} of {shape} an epoch"]
+        facts = [f"the data has {rows}: {counted(found.batches, 'batch')} of {shape} an epoch"]
     if train.eval_every and 0 < found.held_out < found.size:
         split = f"the validation split has {counted(found.held_out, 'row')}"
         facts.append(f"{split}, and a microbatch {found.size}: each evaluation repeats rows")
@@ -147,6 +147,6 @@ def _advice(train: TrainSpec, index: ShardIndex, best: _Yield) -> str:
         ways.append(pack if index.row_tokens else f"sequence_length = {best.length}")
     if best.size != train.microbatch_size:
         ways.append(f"microbatch_size = {best.size}")
-    gives = [counted(best.batches, "batch", "batches")] if train.epochs else []
+    gives = [counted(best.batches, "batch")] if train.epochs else []
     gives += [counted(best.held_out, "held-out row")] if train.eval_every else []
     return f"{' and '.join(ways)} give{'s' * (len(ways) == 1)} {' and '.join(gives)}"

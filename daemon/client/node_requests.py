@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.terminal import counted
 from headway.daemon.client.cluster_access import ClusterSession, change
 from headway.daemon.client.job_requests import node_of
 from headway.daemon.cluster.cluster_records import SharesRecord
@@ -53,7 +54,7 @@ async def release(session: ClusterSession, name: str) -> str:
     was_draining = name in view.nodes and await _mark(session, name, is_draining=False)
     if not failures and not was_draining:
         return f"{name}: is neither draining nor in quarantine"
-    what = [f"{len(failures)} failure{'s' * (len(failures) != 1)} forgotten"] if failures else []
+    what = [f"{counted(len(failures), 'failure')} forgotten"] if failures else []
     what += ["no longer draining"] if was_draining else []
     return f"{name}: {', '.join(what)}; plans may use it again"
 

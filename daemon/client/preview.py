@@ -5,10 +5,9 @@ from dataclasses import astuple, dataclass
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.terminal import table
+from headway.daemon.base.terminal import counted, table
 from headway.daemon.client.plan_simulation import Forecast, forecast
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
-from headway.daemon.jobs.data_choices import epochs_text
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, group_names, layer_range, size
@@ -75,7 +74,7 @@ class PlanPreview:
         workers, stages = len(plan.workers), len(replicas_of(plan.workers))
         on = f" on {workers} workers" if workers != stages else ""
         head = (
-            f"{self.job}: {stages} stage{'s' * (stages != 1)}{on}, {plan.predicted_batch_seconds:.3g} s a batch "
+            f"{self.job}: {counted(stages, 'stage')}{on}, {plan.predicted_batch_seconds:.3g} s a batch "
             f"predicted, {self.tokens_per_second:,.0f} tokens/s"
         )
         lines = [head, "", *table(_WORKER_TITLES, [_worker_row(estimate) for estimate in plan.estimates])]
@@ -122,14 +121,15 @@ class PlanPreview:
         if not self.epochs:
             return []
         if self.batches is None:
-            return [f"The data is not here, so it is not known how many batches {epochs_text(self.epochs)} take."]
+            return [f"The data is not here, so it is not known how many batches {counted(self.epochs, 'epoch')} take."]
         seconds = self.batches * self.plan.predicted_batch_seconds
-        return [f"{epochs_text(self.epochs)} of the data are {self.batches} batches, {seconds:.3g} s as predicted."]
+        epochs = f"{counted(self.epochs, 'epoch')} of the data: {counted(self.batches, 'batch')}"
+        return [f"{epochs}, {seconds:.3g} s as predicted."]
 
     def _simulated(self, simulation: SimulationPreview) -> list[str]:
         over = simulation.batch_seconds / self.plan.predicted_batch_seconds - 1
         return [
-            f"simulated: {simulation.batch_seconds:.3g} s a batch over {simulation.batches} batches, "
+            f"simulated: {simulation.batch_seconds:.3g} s a batch over {counted(simulation.batches, 'batch')}, "
             f"{over:+.1%} of the prediction",
             *table(
                 ("stage", "worker", "bubble", "most in flight"),

@@ -15,6 +15,7 @@ import msgspec
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.base.places import is_url
+from headway.daemon.base.terminal import counted
 from headway.daemon.blobs.checkpoint_names import MANIFEST
 from headway.daemon.blobs.data_source import check_tokenizer, index_at
 from headway.daemon.blobs.peer_client import NodeClient
@@ -25,7 +26,7 @@ from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.cluster.records import PROTOCOL_VERSION
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes
-from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
+from headway.daemon.jobs.data_choices import continued_schedule
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
@@ -278,7 +279,8 @@ class Submitted:
         lines = [each.told for each in self.sent]
         lines.append(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         lines += [f"changed: {self.changes.text}"] if self.changes.text else []
-        lines += [f"{epochs_text(train.epochs)} of its data are {train.batches} batches"] if train.epochs else []
+        epochs = f"{counted(train.epochs, 'epoch')} of its data: {counted(train.batches, 'batch')}"
+        lines += [epochs] if train.epochs else []
         return lines
 
     @property

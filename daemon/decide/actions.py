@@ -6,6 +6,7 @@ records together. The first line of an action's docstring is its text in docs/co
 
 from dataclasses import replace
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.blobs.checkpoint_names import boundary_url, file_name, part_name, parts_url
 from headway.daemon.cluster.format import encode, to_builtins
 from headway.daemon.cluster.lineage import own_parts, sealed, with_next_part
@@ -166,7 +167,7 @@ def enforce_change(situation: JobSituation, to: Phase) -> Command:
     assert stop.boundary is not None
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
     num_moved = len(situation.moving) - 1
-    text = f"{successor.reason}; since batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
+    text = f"{successor.reason}; since batch {stop.boundary}, {counted(num_moved, 'layer')} moved"
     return move(situation, to, text, plan=plan, deletes=("next", "stop"))
 
 
@@ -239,7 +240,7 @@ def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
     checkpoint = _checkpoint(situation, plan, (plan.timeline, stop.boundary))
     early = sentence(early_end_text(situation))
     texts = {
-        Phase.FINISHED: early or f"Finished: {stop.boundary} batches, the last checkpoint is written",
+        Phase.FINISHED: early or f"Finished: {counted(stop.boundary, 'batch')}, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
         Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when enough nodes are available",
     }
@@ -298,7 +299,9 @@ def set_aside(situation: JobSituation, to: Phase) -> Command:
             deletes = ("plan", "next", "stop")
             return move(situation, Phase.FAILED, why, deletes=deletes, error=reason, event=f"Failed: {why}")
         again = max(situation.furthest, checkpoint.boundary) - older.boundary
-        text = f"{what}. It is set aside; the one before batch {older.boundary} is taken: {again} batches again"
+        text = (
+            f"{what}. It is set aside; the one before batch {older.boundary} is taken: {counted(again, 'batch')} again"
+        )
         left = checkpoint.earlier[checkpoint.earlier.index(older.url) + 1 :]
         record = replace(older, earlier=left, dropped=checkpoint.dropped)
         return move(situation, to, text, puts={"checkpoint": encode(record)}, deletes=("next",))

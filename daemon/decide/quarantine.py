@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
 
 QUARANTINE_S: Final = 600
@@ -35,7 +36,7 @@ def charged_by(failures: Collection[NodeFailureRecord]) -> str:
     """Return `2 failures of its own and errors of jobs a and b`."""
     own = sum(not failure.is_jobs_error for failure in failures)
     jobs = sorted({failure.job for failure in failures if failure.is_jobs_error})
-    parts = [f"{own} failure{'s' * (own != 1)} of its own"] if own else []
+    parts = [f"{counted(own, 'failure')} of its own"] if own else []
     parts += [f"errors of job{'s' * (len(jobs) > 1)} {listed(jobs)}"] if jobs else []
     return listed(parts)
 

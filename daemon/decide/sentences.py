@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.measurements import MemoryShortage
 from headway.daemon.cluster.records import Failure, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.decide.allocate import left_alone_s
@@ -87,7 +88,7 @@ def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
     again = max(situation.furthest - origin.boundary, 0)
     what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
     of = " of its checkpoint" if origin.source == "checkpoint" else ""
-    return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.workers)}"
+    return f"goes back to {what}{of} ({counted(again, 'batch')} again), {shape_and_nodes(plan.workers)}"
 
 
 def trouble(situation: JobSituation, stage: WorkerPart) -> str:

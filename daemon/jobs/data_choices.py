@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.terminal import counted
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.data.source_choice import held_out_rows
 from headway.stages.spec import TrainSpec
@@ -65,14 +66,9 @@ def with_epochs_of(
     rows_per_batch = train.microbatches * train.microbatch_size
     batches = -(-train.epochs * num_rows // rows_per_batch)
     if "train.batches" in named and train.batches != batches:
-        what = f"{train.epochs} epochs of {num_rows} rows take {batches} batches, not {train.batches}"
-        raise ConfigError(f"{what}; leave one of the two out", f"{source}:train.batches")
+        what = f"{counted(train.epochs, 'epoch')} of {counted(num_rows, 'row')} take {counted(batches, 'batch')}"
+        raise ConfigError(f"{what}, not {train.batches}; leave one of the two out", f"{source}:train.batches")
     return replace(train, batches=batches, data_order="epochs")
-
-
-def epochs_text(epochs: int) -> str:
-    """Return `1 epoch` or `3 epochs`."""
-    return f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
 def epoch_of(train: TrainSpec, batch: int) -> int | None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_h
 from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.places import is_url, why_no_place, why_no_url
+from headway.daemon.base.terminal import counted
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import nearest
 from headway.optim.spec import OPTIMIZERS, GroupSpec
@@ -473,13 +474,13 @@ def _placement_faults(spec: JobSpec) -> Faults:
         yield "placement.sites", "a site's name is empty"
     most, key = min(num_layers, spec.train.microbatches), "placement.replicas"
     if len(placement.replicas) > most:
-        what = f"{num_layers} layers and {spec.train.microbatches} microbatches allow {most} stages at most"
+        what = f"{num_layers} layers and {spec.train.microbatches} microbatches allow {counted(most, 'stage')} at most"
         yield key, f"names {len(placement.replicas)} stages, but {what}"
     for number in placement.replicas:
         if number < 1:
             yield key, f"each stage has at least 1 worker, not {number}"
         if number > groups:
-            what = f"{number} replicas cannot share {groups} reduction group{'s' * (groups != 1)}"
+            what = f"{number} replicas cannot share {counted(groups, 'reduction group')}"
             yield key, f"{what}; set train.reduction_groups to {number} or more"
 
 

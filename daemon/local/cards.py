@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.records import Device
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -75,7 +76,7 @@ def sharing(shares: Sequence[CardShare]) -> str:
         groups.append(f"{' and '.join(names)} {'share' if len(names) > 1 else 'has'} card {card}")
     cards = len(groups)
     return (
-        f"{cards} card{'s' * (cards != 1)} for {len(shares)} nodes: {'; '.join(groups)}. "
+        f"{counted(cards, 'card')} for {len(shares)} nodes: {'; '.join(groups)}. "
         "Nodes that share a card take turns on it, and each has its part of the card's memory"
     )
 

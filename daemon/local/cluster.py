@@ -30,7 +30,7 @@ from headway.daemon.base.errors import ConfigError, StoreError
 from headway.daemon.base.machine_share import folder_in_memory
 from headway.daemon.base.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
-from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
+from headway.daemon.cluster.binary import find_etcd_binary
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, will_that_sweeps
@@ -107,8 +107,6 @@ class LocalCluster:
         self._held = ExitStack()
         """What is let go after all processes, the state folder's lock last."""
         self._etcd: EtcdServer | None = None
-        self.etcd_remark = ""
-        """Remark on the release of etcd, for people, once it has started; empty: none."""
         self.card_sharing = ""
         """Sentence on nodes that share a card, once it has started; empty: none do."""
         self._most_nodes = max(num_nodes, most_nodes)
@@ -150,7 +148,6 @@ class LocalCluster:
         if find_spec("torch") is None:
             raise MissingPackageError("torch", "node", "a node on this machine")
         binary = find_etcd_binary(self._etcd_binary)
-        self.etcd_remark = remark(await asyncio.to_thread(binary_release, binary))
         self._take_state_dir()
         await self._share_cards()
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError, JobFailedError
 from headway.daemon.base.fault_points import ENVIRONMENT
-from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
+from headway.daemon.base.terminal import behind, counted
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.local.cluster import LocalCluster
@@ -43,7 +43,7 @@ num_key_value_heads = 4
 vocab_size = 256
 
 [train]
-batches = 140
+batches = 100
 microbatches = 4
 microbatch_size = 4
 sequence_length = 128
@@ -133,8 +133,6 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
         ) from error
     _say(f"starting etcd and {NUM_NODES} nodes; a link will be cut, a worker killed, a machine lost, and one will join")
     troubles = Troubles(out)
-    if told := remark(await asyncio.to_thread(binary_release, find_etcd_binary(etcd_binary))):
-        _say(told)
     job, picture = await run_job(
         job_file,
         num_nodes=NUM_NODES,
@@ -166,14 +164,16 @@ def _story(picture: Picture, notes: list[Event]) -> list[str]:
         if event.kind == "failure" and (failure := next(failures, None)) is not None and failure.still_s is not None:
             lines.append(f"  batch {failure.batch}: {event.text}")
             lines.append(
-                f"      training again after {failure.still_s:.1f} s; {failure.num_again} batches computed again"
+                f"      training again after {failure.still_s:.1f} s; "
+                f"{counted(failure.num_again, 'batch')} computed again"
             )
         elif event.kind in ("plan", "note"):
             lines.append(f"  batch {event.batch}: {event.text}")
     return [
         *lines,
         "Why it recovered: every few batches each layer's state is copied to a second node, so another node had it.",
-        f"{sum(each.num_again for each in picture.failures)} of {picture.num_done} batches were computed again.",
+        f"{sum(each.num_again for each in picture.failures)} of {counted(picture.num_done, 'batch')} were "
+        "computed again.",
         "",
     ]
 
@@ -191,9 +191,10 @@ async def _compare(out: Path, job_file: Path, job: JobView, picture: Picture | N
     from headway.daemon.local.reference_run import run_reference
 
     assert job.spec is not None
-    _say(f"the plain loop, one process, trains the same {job.spec.train.batches} batches")
+    _say(f"the plain loop, one process, trains the same {counted(job.spec.train.batches, 'batch')}")
     plain, rows = out / PLAIN_NAME, read_rows(out / METRICS_NAME)
-    await asyncio.to_thread(run_reference, job_file, plain)
+    progress = behind(sys.stderr) if sys.stderr.isatty() else None
+    await asyncio.to_thread(run_reference, job_file, plain, progress=progress)
     if picture is not None:
         other = OtherRun(name="the plain loop", rows=read_rows(plain / METRICS_NAME))
         picture = with_other(picture, rows, other, notes=notes)

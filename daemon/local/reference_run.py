@@ -12,6 +12,7 @@ import torch
 from headway.daemon.base.errors import ConfigError, JobFailedError
 from headway.daemon.base.machine_share import memory_bytes
 from headway.daemon.base.places import is_url
+from headway.daemon.base.terminal import bar
 from headway.daemon.blobs.data_source import check_tokenizer, tokenizer_at
 from headway.daemon.blobs.download import Download, url_giver
 from headway.daemon.blobs.file_threads import FileThreads
@@ -101,7 +102,7 @@ def run_reference(
         told = f"batch {num_done}/{spec.train.batches}  loss {result.loss:.4f}"
         metrics.append(HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0))
         if progress is not None:
-            print(f"\r{told} ", end="", file=progress, flush=True)
+            print(f"\r{bar(num_done, spec.train.batches)}  {told} ", end="", file=progress, flush=True)
 
     with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
         weights = reference(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.records import DeviceKey, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.plan.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
 
@@ -159,7 +160,7 @@ def _about_connection(connection: ConnectionEstimate) -> str:
     return (
         f"{connection.upper} → {connection.lower}: {size(connection.bytes_per_microbatch)} a microbatch each way"
         f"{f' as {connection.codec}' if connection.codec != 'none' else ''}, "
-        f"{connection.num_microbatches} microbatch{'es' * (connection.num_microbatches != 1)} and "
+        f"{counted(connection.num_microbatches, 'microbatch')} and "
         f"{connection.batch_seconds:.3g} s a batch, round trip {connection.round_trip_s * 1e3:.3g} ms "
         f"{'measured' if connection.is_measured else 'assumed'}"
         f"{f', through the relay {connection.via}' if connection.via else ''}{late}."
@@ -209,7 +210,7 @@ def replica_note(workers: Sequence[WorkerPart], position: int) -> str:
 def shape(workers: Sequence[WorkerPart]) -> str:
     """Return `1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
     counts = [len(positions) for positions in replicas_of(workers)]
-    text = f"{len(counts)} stage{'s' * (len(counts) != 1)}"
+    text = f"{counted(len(counts), 'stage')}"
     if max(counts, default=1) == 1:
         return text
     if len(set(counts)) == 1:

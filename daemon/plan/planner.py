@@ -12,6 +12,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final, Unpack
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.records import NodeRecord, WorkerPart
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
@@ -75,9 +76,9 @@ def _plan(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     if spec.placement.min_nodes > most:
         stages = f"{len(spec.layers)} layers and {spec.train.microbatches} microbatches allow "
         if spec.train.reduction_groups == 1:
-            why = f"{stages}{most} stages at most"
+            why = f"{stages}{counted(most, 'stage')} at most"
         else:
-            why = f"{stages}{most} workers at most, {spec.train.reduction_groups} on each stage"
+            why = f"{stages}{counted(most, 'worker')} at most, {spec.train.reduction_groups} on each stage"
         return PlanRefused(reason=f"min_nodes = {spec.placement.min_nodes}, but {why}", is_final=True)
     if spec.train.exactness == "required":
         return _plan_exactly(question)
@@ -183,7 +184,7 @@ class _Planner:
     def _too_few_for_the_shape(self) -> str:
         wanted, here = self._spec.placement.replicas, len(self._slots)
         return (
-            f"waits for {sum(wanted) - here} more free device{'s' * (sum(wanted) - here != 1)}: "
+            f"waits for {counted(sum(wanted) - here, 'more free device')}: "
             f"replicas = {list(wanted)} asks for {sum(wanted)} workers, {here} free"
         )
 
@@ -205,7 +206,7 @@ class _Planner:
         if hosts and (not limits or self._fits_without_hosts()):
             return (
                 f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
-                f"no order of {len(self._slots)} free device{'s' * (len(self._slots) != 1)} has room for its part"
+                f"no order of {counted(len(self._slots), 'free device')} has room for its part"
                 f"{self._layer_folders()}"
             )
         if not limits:

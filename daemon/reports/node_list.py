@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.daemon.base.terminal import fitted, printable_name
+from headway.daemon.base.terminal import counted, fitted, printable_name
 from headway.daemon.cluster.cluster_records import NodeFailureRecord, RetiredRecord
 from headway.daemon.cluster.format import to_builtins
 from headway.daemon.cluster.keys import Keys
@@ -130,7 +130,7 @@ def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
     notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
     notes += [f"device {index} down" for index in node.down_devices]
     if num_failures:
-        notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
+        notes.append(f"{counted(num_failures, 'failure')} within 10 minutes")
     if node.ailments:
         notes.append(f"ails: {', '.join(node.ailments)}")
     return ", ".join(notes)

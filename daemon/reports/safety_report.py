@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
 from headway.daemon.decide import boundaries
@@ -79,17 +80,17 @@ def safety_lines(report: SafetyReport) -> list[str]:
     lines = []
     if report.restorable:
         number = ", ".join(map(str, report.restorable[:2]))
-        ago = "" if report.lag is None else f", {_batches(report.lag)} ago"
+        ago = "" if report.lag is None else f", {counted(report.lag, 'batch')} ago"
         lines.append(f"restorable: boundary {number} ({report.copies} copies){ago}")
     elif report.lag:
-        lines.append(f"restorable: nothing newer than {_batches(report.lag)} ago")
+        lines.append(f"restorable: nothing newer than {counted(report.lag, 'batch')} ago")
     if report.checkpoint_lag is not None:
-        ago = f"{_batches(report.checkpoint_lag)} ago" if report.checkpoint_lag else "holds every batch"
+        ago = f"{counted(report.checkpoint_lag, 'batch')} ago" if report.checkpoint_lag else "holds every batch"
         lines.append(f"checkpoint: {ago}")
     if report.unprotected:
         lines.append(f"unprotected: {report.unprotected}")
     if report.num_rollbacks:
-        again = f", {_batches(report.num_again)} recomputed" if report.num_again else ""
+        again = f", {counted(report.num_again, 'batch')} recomputed" if report.num_again else ""
         cause = f" ({report.recovery_cause})" if report.recovery_cause else ""
         lines.append(f"rollbacks: {report.num_rollbacks}; the last to boundary {report.recovered_to}{again}{cause}")
     return lines + list(report.readings) + [f"warning: {trouble}" for trouble in report.troubles]
@@ -99,7 +100,7 @@ def cost_of_loss(report: SafetyReport) -> str:
     """Return what the loss of one machine would cost now; empty: the job does not train."""
     if report.lag is None:
         return ""
-    return f"losing one machine costs {_batches(report.lag)}" + (
+    return f"losing one machine costs {counted(report.lag, 'batch')}" + (
         f": {report.unprotected}" if report.unprotected else ""
     )
 
@@ -129,7 +130,3 @@ def _troubles(job: JobView) -> tuple[str, ...]:
         if goodput.trouble and job.plan is not None and generation == job.plan.generation:
             found.append(f"stage {stage} on {goodput.node}: {goodput.trouble}")
     return tuple(found)
-
-
-def _batches(number: int) -> str:
-    return f"{number} batch{'es' * (number != 1)}"

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.terminal import printable_name
+from headway.daemon.base.terminal import counted, printable_name
 from headway.daemon.text.batch_encoding import Noted, Position, Read, encoded_pieces
 from headway.daemon.text.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from headway.daemon.text.destination import Destination
@@ -262,7 +262,7 @@ def _check(run: RestartableRun, sources: str, options: Preparation, *, rows_are_
     if not writer.num_tokens and not writer.validation.num_tokens:
         what = "nothing to train on in it" if options.pack else "no text in it"
         if run.bad.count:
-            what = f"{what} but {run.bad.count} records that cannot be used"
+            what = f"{what} but {counted(run.bad.count, 'record')} that cannot be used"
         hint = "; a pair that is longer than a row is left out: name a larger --pack" if rows_are_short else ""
         raise ConfigError(f"{what}{hint}", sources)
     empty = "training" if not writer.num_tokens else "validation"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WINDOW_TOKENS: Final = 512
 """Tokens of a row of a stream in which no documents are marked."""
+MAX_COUNTED: Final = 3
+"""Documents of a row, and answers of a document, whose counts are told to people; JSON has all."""
 MAX_TOKENS: Final = 1 << 16
 """Most tokens that are shown of a document in a stream."""
 
@@ -193,16 +195,17 @@ def drawn(row: ShownRow, *, marks: str = "", max_characters: int = 0) -> "Text":
 
 
 def heading(row: ShownRow) -> str:
-    """Return how many targets each document of a row has."""
+    """Return how many targets a row and its first documents have."""
     total = sum(part.num_tokens for part in row.parts)
     targets = sum(sum(each.targets) for each in row.documents)
     said = f"{row.kind} {row.number:,} of {row.num_rows:,}: {targets:,} of {total:,} tokens are trained"
-    for number, each in enumerate(row.documents, 1):
+    for number, each in enumerate(row.documents[:MAX_COUNTED], 1):
         if len(each.targets) > 1 or len(row.documents) > 1:
             name = f"document {number}" if len(row.documents) > 1 else "answers"
-            counts = " + ".join(f"{count:,}" for count in each.targets) or "0"
-            said += f"; {name}: {counts}" + (f" of {each.num_tokens:,}" if len(row.documents) > 1 else "")
-    return said
+            counts = " + ".join(f"{count:,}" for count in each.targets[:MAX_COUNTED]) or "0"
+            more = f" + {len(each.targets) - MAX_COUNTED:,} more" if len(each.targets) > MAX_COUNTED else ""
+            said += f"; {name}: {counts}{more}" + (f" of {each.num_tokens:,}" if len(row.documents) > 1 else "")
+    return said + (f"; and {len(row.documents) - MAX_COUNTED:,} more" if len(row.documents) > MAX_COUNTED else "")
 
 
 def html(row: ShownRow) -> str:

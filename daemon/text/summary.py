@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.terminal import counted
 from headway.daemon.text.batch_encoding import FORMS, SPECIAL_WORDS, THOUGHTS_LEFT_OUT
 from headway.daemon.text.chat_mask import Way
 from headway.daemon.text.destination import SplitCounts
@@ -77,18 +78,19 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     for kind, count in sorted(prepared.noted.items()):
         if kind.startswith(FORMS):
-            yield f"{count:,} conversations have the form {kind.removeprefix(FORMS)}"
+            verb = "has" if count == 1 else "have"
+            yield f"{counted(count, 'conversation')} {verb} the form {kind.removeprefix(FORMS)}"
     if prepared.num_bad:
-        yield f"{prepared.num_bad:,} records could not be used and are left out"
+        yield f"left out, because they could not be used: {counted(prepared.num_bad, 'record')}"
     if prepared.num_bad > MAX_NAMED:
         yield from (f"  {count:,}: {kind}" for kind, count in prepared.bad_kinds.most_common(MAX_NAMED))
     for way, said in _WAYS.items():
         if count := prepared.noted[way]:
-            yield f"{count:,} conversations: {said}"
+            yield f"{counted(count, 'conversation')}: {said}"
     if lost := prepared.noted[THOUGHTS_LEFT_OUT]:
-        yield f"the chat template leaves out what the assistant thinks in {lost:,} answers"
+        yield f"the chat template leaves out what the assistant thinks in {counted(lost, 'answer')}"
     if words := prepared.noted[SPECIAL_WORDS]:
-        yield f"{words:,} names of special tokens stood in the text and are only words (--special-tokens makes tokens)"
+        yield f"names of special tokens in the text are only words: {words:,} (--special-tokens makes tokens)"
     if index.validation:
         yield f"validation: {_line(prepared.validation, index.row_tokens, holds_pairs=index.holds_pairs)}"
 
@@ -111,15 +113,15 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
 
 
 def _line(counts: SplitCounts, row_tokens: int, *, holds_pairs: bool) -> str:
-    parts = [f"{counts.documents:,} documents"]
+    parts = [counted(counts.documents, "document")]
     if row_tokens:
         padding = 100 * counts.padding / max(1, counts.tokens)
-        parts.append(f"{counts.tokens // row_tokens:,} rows of {row_tokens:,} tokens, {padding:.1f} % padding")
+        parts.append(f"{counted(counts.tokens // row_tokens, 'row')} of {row_tokens:,} tokens, {padding:.1f} % padding")
     else:
         parts.append(f"{counts.tokens:,} tokens")
     if counts.cut_documents:
-        parts.append(f"{counts.cut_documents:,} documents were longer than a row and are cut")
+        parts.append(f"cut, because longer than a row: {counted(counts.cut_documents, 'document')}")
     if counts.left_out:
         why = "stood in pairs that are longer than a row" if holds_pairs else "had nothing to train on"
-        parts.append(f"{counts.left_out:,} tokens {why} and are left out")
+        parts.append(f"left out, because they {why}: {counted(counts.left_out, 'token')}")
     return "; ".join(parts)

@@ -124,9 +124,17 @@ def test_an_answer_in_sentences_is_json_too(
 
 
 @pytest.mark.parametrize("words", [[], *command_names()], ids=" ".join)
-def test_help_names_no_file_that_only_a_checkout_has(words: list[str], headway: Headway) -> None:
-    """An installed package has neither docs/ nor tests/."""
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_is_neither_cut_nor_wider_than_the_terminal(
+    words: list[str], columns: int, headway: Headway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it name a file that only a checkout has."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     _, out, _ = headway(*words, "--help")
+    usage, _, rest = out.partition("\n\n")
+    assert [line for line in out.splitlines() if len(line) > columns] == []
+    assert "..." not in rest
+    assert usage.startswith("Usage: headway")
     assert not re.findall(r"\b(?:docs|tests|bench)/\S*", out)
 
 

@@ -185,6 +185,6 @@ def test_a_plan_says_how_long_the_epochs_are(headway: Headway, tmp_path: Path) -
     with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(16 * 21 + 1) % 256)
     _, out, _ = headway("plan", str(job), "--nodes", "2")
-    assert "3 epochs of the data are 8 batches, " in out
+    assert "3 epochs of the data: 8 batches, " in out
     told = json.loads(headway("plan", str(job), "--nodes", "2", "--json")[1])
     assert (told["epochs"], told["batches"]) == (3, 8)

@@ -19,7 +19,7 @@ def test_bad_records_are_named_ten_at_most_and_counted_by_kind(tmp_path: Path) -
     assert len(warned) == 10
     assert "in.jsonl, line 2: is not JSON" in warned[0]
     lines = list(lines_of(out, prepared))
-    assert "14 records could not be used and are left out" in lines
+    assert "left out, because they could not be used: 14 records" in lines
     counted = [line for line in lines if line.startswith("  ")]
     assert counted[0].startswith("  13: has no text in the field 'text'")
     assert counted[1].startswith("  1: is not JSON")
