@@ -25,14 +25,14 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     newcomers = situation.view.newcomers(situation.job, added)
     causes = []
     if draining := situation.current.draining:
-        causes.append(sentence(leaving(draining)))
+        causes.append(leaving(draining))
     if joined := sorted(added & newcomers):
-        causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
+        causes.append(f"node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
-        causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
+        causes.append(f"node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
     if situation.gives_way_to:
-        causes.append(f"Gives devices to {jobs_named(situation, situation.gives_way_to)}")
-    cause = " and ".join(causes) or _better(situation, before, after)
+        causes.append(f"gives devices to {jobs_named(situation, situation.gives_way_to)}")
+    cause = sentence(" and ".join(causes)) if causes else _better(situation, before, after)
     form, former = shape(after.workers), shape(before.workers)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"

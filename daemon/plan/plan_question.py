@@ -135,6 +135,8 @@ def _offer(
     ]
     free = [node for node in wanted if node.name not in quarantined]
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in present if node.stays_out]
+    other = [node for node in present if node.protocol != PROTOCOL_VERSION]
+    out += [f"node {node.name} speaks protocol {node.protocol}, the leader {PROTOCOL_VERSION}" for node in other]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
     out += filter(None, (plugins.why_not_on(node.name, node.allow_plugins) for node in present))
     out += [told for node in wanted for told in _no_kernel(computes, node)]

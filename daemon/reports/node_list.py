@@ -86,10 +86,12 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
     """Return a line for each node, and below it each of its failures. width: columns of the screen, if there is one."""
     lines = []
     leader = view.leader.node if view.leader else ""
+    are_mixed = len({_release(node) for node in view.nodes.values()}) > 1
     for name in sorted({*view.nodes, *view.failures}):
         if (node := view.nodes.get(name)) is not None:
             devices = alike([f"{device.kind} {device.model}".strip() for device in node.devices])
             notes = node_notes(node, leader, num_failures=len(view.failures.get(name, {})))
+            notes = ", ".join(filter(None, [_release(node) if are_mixed else "", notes]))
             lines += fitted((name, node.address, _site(node), devices, f"({notes})" if notes else ""), width)
         else:
             lines.append(f"{name}  is not up")
@@ -98,11 +100,21 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
     return lines
 
 
+def _release(node: NodeRecord) -> str:
+    """Return a node's release, `headway 1.2.3`, as its arithmetic class tells it."""
+    parts = node.arithmetic_class.split(", ")
+    return next((part for part in parts if part.startswith("headway ")), "")
+
+
 def node_ailments(view: ClusterView, name: str) -> list[str]:
     """Return what ails a node that is up: ports that it does not reach, workers that do not start, its own ailments."""
     if (node := view.nodes.get(name)) is None:
         return []
     own = [f"{what}: {text}" for what, text in sorted(node.ailments.items())]
+    leader = view.nodes.get(view.leader.node) if view.leader else None
+    if leader is not None and node.protocol != leader.protocol:
+        other = f"speaks protocol {node.protocol}, and {leader.name}, which leads, {leader.protocol}"
+        own.append(f"{other}: no plan has it until both are of one release")
     return [*reach_lines(view, name), *filter(None, [node.worker_trouble]), *own]
 
 

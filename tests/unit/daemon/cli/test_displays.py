@@ -483,6 +483,12 @@ def lists_of_nodes() -> Iterator[tuple[str, list[str]]]:
     yield "a worker does not start, a node is in quarantine, one is gone", node_lines(cluster.view)
     yield "a private site", [plain_sites(cluster.view)]
     cluster, leader = Writer(), LeaderRecord(node="b", incarnation="b-1", quarantine_after=2)
+    cluster.put(Keys.LEADER, leader)
+    for name, number in (("b", 0), ("a", 1)):
+        release = f"torch 2.1, headway 1.{number}, AVX"
+        cluster.put(Keys.node(name), replace(cluster.view.nodes[name], arithmetic_class=release, protocol=98 + number))
+    yield "nodes of two releases", node_lines(cluster.view)
+    cluster = Writer()
     for number, job in enumerate("aaab"):
         failed = replace(killed, text=f"its worker failed in job {job}", job=job, is_jobs_error=True)
         cluster.put(Keys.failure("b", number), failed)

@@ -8,6 +8,7 @@ import pytest
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
+    PROTOCOL_VERSION,
     CheckpointRecord,
     Desired,
     NodeRecord,
@@ -135,7 +136,7 @@ def test_a_new_submission_under_an_old_name_is_another_job() -> None:
 
 
 def test_node_of_another_protocol_is_not_planned_with() -> None:
-    """A daemon of another version registers: the plan does without it."""
+    """A daemon of another version registers: the plan does without it, and a job that needs it says so."""
     cluster = cluster_of("a", "b")
     node = cluster.nodes["b"]
     fields = msgspec.to_builtins(node.record) | {"protocol": 99}
@@ -143,6 +144,10 @@ def test_node_of_another_protocol_is_not_planned_with() -> None:
     cluster.store.transact({}, {Keys.node("b"): encode(node.record)}, lease=node.lease)
     run_until(cluster, Phase.RUNNING)
     assert [stage.node for stage in plan(cluster).workers] == ["a"]
+    cluster.submit(small_spec("second", min_nodes=2))
+    cluster.calm(max_rounds=20)
+    assert f"node b speaks protocol 99, the leader {PROTOCOL_VERSION}" in cluster.phase("second").reason
+    assert not any(key.startswith(Keys.FAILURES) for key in cluster.store.values)
 
 
 def test_stale_decision_changes_nothing() -> None:
