@@ -26,7 +26,7 @@ STANDS_AFTER_S: Final = 5.0
 RECENT_S: Final = 60.0
 """Seconds that `recent` covers, once a plan has run that long."""
 
-EVENTFUL: Final = ("incarnation", "num_replayed", "num_resumed", "trouble", "waits_for", "awaited_worker")
+EVENTFUL: Final = ("incarnation", "num_replayed", "num_resumed", "trouble", "waits_for", "awaited_worker", "cuts")
 """Fields of a record whose change the coordinator and people need to see soon."""
 
 Neighbour = tuple[JobGeneration, int]
@@ -159,6 +159,7 @@ class GoodputBook:
                 trouble=book.trouble or self._access_of(job.name),
                 waits_for=book.waits_for,
                 awaited_worker=book.awaited_worker,
+                cuts=book.newest.cuts,
             )
         return found
 

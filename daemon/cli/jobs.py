@@ -266,7 +266,7 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     """
     from headway.daemon.client.job_requests import job_of
     from headway.daemon.client.job_watch import follow_history, read_history
-    from headway.daemon.reports.metrics_file import ROW_NAMES
+    from headway.daemon.reports.metrics_file import ROW_NAMES, Gaps
     from headway.daemon.reports.writers import opened
 
     def line(row: "HistoryRow") -> str:
@@ -279,7 +279,7 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
 
     async def work(session: "ClusterSession") -> None:
         read = follow_history if options.follow else read_history
-        num_rows = 0
+        num_rows, gaps = 0, Gaps(every=options.every, due=options.from_batch)
         uid = job_of(await session.view(), job).uid
         where_to = {name: getattr(options, name) for name in ("jsonl", "tensorboard", "wandb")}
         with opened(job, uid, **where_to) as write:
@@ -287,6 +287,8 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
                 if not num_rows and not as_json:
                     say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)
                 num_rows += 1
+                if lost := gaps.before(row):
+                    warn(lost)
                 say(line(row))
                 write(row)
         if not num_rows:

@@ -13,8 +13,8 @@ from headway.daemon.client.job_requests import job_of
 from headway.daemon.client.job_trace import trace_job
 from headway.daemon.client.job_watch import history_in
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.reports.metrics_file import METRICS_NAME, HistoryRow, read_rows
-from headway.daemon.reports.picture import Event, OtherRun, Picture, picture_of, telling_rows
+from headway.daemon.reports.metrics_file import METRICS_NAME, Gaps, HistoryRow, read_rows
+from headway.daemon.reports.picture import OtherRun, Picture, picture_of, telling_rows
 from headway.daemon.reports.pipeline_picture import MeasuredPipeline
 from headway.stages.errors import PeerError
 
@@ -37,7 +37,6 @@ async def draw_job(
     compare: str = "",
     rows: Sequence[HistoryRow] | None = None,
     pipeline: TracedPipeline | None = None,
-    notes: Sequence[Event] = (),
 ) -> Picture:
     """Return the picture of a job, also of one that is over.
 
@@ -51,15 +50,18 @@ async def draw_job(
     why = ""
     if pipeline is None:
         pipeline, why = await traced(session, name)
+    lost: list[str] = []
+    if rows is None:
+        rows = await _rows(session, view, name, lost, is_whole=bool(compare))
     return picture_of(
         job,
         view.nodes,
-        rows if rows is not None else await _rows(session, view, name, is_whole=bool(compare)),
+        rows,
         now_s=time.time(),
         pipeline=pipeline,
         why_no_pipeline=why,
+        lost_rows="; ".join(lost),
         other=await _other(session, view, compare) if compare else None,
-        notes=notes,
     )
 
 
@@ -77,13 +79,20 @@ async def traced(session: ClusterSession, name: str) -> tuple[TracedPipeline | N
     return ([worker.name for worker in told.workers], measured), ""
 
 
-async def _rows(session: ClusterSession, view: ClusterView, name: str, *, is_whole: bool) -> list[HistoryRow]:
-    """Return a job's history; of a long one the rows that a curve can show, unless all are to be compared."""
+async def _rows(
+    session: ClusterSession, view: ClusterView, name: str, lost: list[str], *, is_whole: bool
+) -> list[HistoryRow]:
+    """Return a job's history; of a long one the rows that a curve can show, unless all are to be compared.
+
+    lost: gets a sentence for each gap.
+    """
     spec = job_of(view, name).spec
     stretch = 1 if is_whole or spec is None else max(spec.train.batches // NUM_STRETCHES, 1)
     found: list[HistoryRow] = []
     held: list[HistoryRow] = []
+    gaps = Gaps()
     async for row in history_in(session, view, name):
+        lost += filter(None, [gaps.before(row)])
         held.append(row)
         if len(held) == stretch:
             found += telling_rows(held)
@@ -96,7 +105,7 @@ async def _other(session: ClusterSession, view: ClusterView, compare: str) -> Ot
     path = path / METRICS_NAME if path.is_dir() else path
     if compare in view.jobs:
         return OtherRun(
-            name=compare, rows=await _rows(session, view, compare, is_whole=True), spec=view.jobs[compare].spec
+            name=compare, rows=await _rows(session, view, compare, [], is_whole=True), spec=view.jobs[compare].spec
         )
     with suppress(OSError, ValueError):
         if path.exists():

@@ -7,11 +7,12 @@ import asyncio
 import sys
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, is_not
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -25,7 +26,7 @@ from headway.daemon.cluster.records import TERMINAL_PHASES
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.cluster_picture import MOST_TROUBLES, Trouble, job_row, link_rows, node_rows, troubles
-from headway.daemon.reports.job_report import report_in, reports_in
+from headway.daemon.reports.job_report import report_in
 from headway.daemon.reports.metrics_file import HistoryRow, rates
 from headway.daemon.reports.picture import picture_of, telling_rows
 from headway.daemon.reports.safety_report import cost_of_loss, safety_lines
@@ -206,31 +207,39 @@ class ClusterFollower:
                 self._publish()
 
     def _publish(self) -> None:
-        """Make the present state; a fault in it is told, and nothing else stops."""
-        self._made_at = time.monotonic()
-        try:
-            self._make()
-        except Exception as error:  # anybody may have written a record that cannot be drawn
-            trouble = Trouble(about="this page", sentence=in_one_line(error), advice="`headway doctor` tells more")
-            about = {"etcd": self.session.client.target, "leader": "", "num_troubles": 1, "troubles": [trouble]}
-            self.topic.tell("about", about)
+        """Make each part of the present state; a fault in one is told, and the others stay new.
 
-    def _make(self) -> None:
-        """Make each part. Nodes and links follow from fewer records than jobs, which change all the time."""
-        view, tell = self.view, self.topic.tell
+        Nodes and links follow from fewer records than jobs, which change all the time.
+        """
+        self._made_at, faults = time.monotonic(), list[Trouble]()
+
+        def made(about: str, make: Callable[[], Any]) -> list[Any]:
+            try:
+                return [make()]
+            except Exception as error:  # anybody may have written a record that cannot be drawn
+                faults.append(Trouble(about=about, sentence=in_one_line(error), advice="`headway doctor` tells more"))
+                return []
+
+        def tell(name: str, make: Callable[[], object]) -> None:
+            for part in made(f"the list of {name}", make):
+                self.topic.tell(name, part)
+
+        view = self.view
         jobs = view.jobs_in_order()
-        reports = reports_in(view, jobs)
-        found = [*self._own_troubles(), *troubles(view, reports)]
-        about = {"etcd": self.session.client.target, "leader": view.leader.node if view.leader else ""}
-        tell("about", about | {"num_troubles": len(found), "troubles": found[:MOST_TROUBLES]})
-        tell("jobs", [job_row(report) for report in reports])
-        tell("users", report_shares(view))
-        tell("members", self._members)
+        reports = [report for job in jobs for report in made(f"job {job.name}", partial(report_in, view, job))]
+        tell("jobs", lambda: [job_row(report) for report in reports])
+        tell("users", lambda: report_shares(view))
+        tell("members", lambda: self._members)
         inputs = (view.nodes, view.failures, view.probes, view.reach, view.leader, *(job.plan for job in jobs))
         if len(inputs) != len(self._inputs) or any(map(is_not, inputs, self._inputs)):
             self._inputs = inputs
-            tell("nodes", node_rows(view))
-            tell("links", link_rows(view))
+            tell("nodes", lambda: node_rows(view))
+            tell("links", lambda: link_rows(view))
+        for of_records in made("this page", lambda: troubles(view, reports)):
+            faults += of_records
+        found = [*self._own_troubles(), *faults]
+        about = {"etcd": self.session.client.target, "leader": view.leader.node if view.leader else ""}
+        self.topic.tell("about", about | {"num_troubles": len(found), "troubles": found[:MOST_TROUBLES]})
 
     def _own_troubles(self) -> Iterator[Trouble]:
         """Yield what is wrong with etcd, and with this person's certificate."""

@@ -96,6 +96,19 @@ class ProgressRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCuts:
+    """What befell the link of two workers of a plan."""
+
+    ends: tuple[int, int]
+    """Their positions, rising."""
+    num_cut: int
+    num_back: int
+    """Times that it went on; fewer than `num_cut`: it is cut now."""
+    cut_s: float
+    """Seconds for which it was cut, of the times after which it went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputRecord:
     """`jobs/<job>/goodput/<generation>/<position>`, leased by its node: how a worker's seconds were spent."""
 
@@ -117,6 +130,8 @@ class GoodputRecord:
     """Neighbour, with its address, for which the worker stands still; empty: the worker is working."""
     awaited_worker: int = -1
     """Position of that neighbour in the plan; -1: the worker is working, or waits for no neighbour."""
+    cuts: tuple[LinkCuts, ...] = ()
+    """Its links that have been cut under this plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.cluster.lineage import MOST_HOLDERS, MOST_STAGES, JournalPart, Lineage, PlanOutline, StageOutline
-from headway.daemon.cluster.measurements import DeviceShortage, MemoryShortage
+from headway.daemon.cluster.measurements import DeviceShortage, LinkCuts, MemoryShortage
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
@@ -566,3 +566,7 @@ class EventRecord:
     """The plan that came into force; None: none did, or an earlier release wrote the event."""
     goodput_s: dict[str, float] = field(default_factory=dict)
     """Seconds by class that the job's workers had spent by then: `JobView.told_s`."""
+    batch: int = -1
+    """Newest batch whose loss was known; -1: none of the plan in force."""
+    cuts: tuple[LinkCuts, ...] = ()
+    """Links that were cut or went on, with the seconds since the event before that tells of them."""

@@ -33,11 +33,12 @@ from headway.daemon.decide.commands import (
     offer,
 )
 from headway.daemon.decide.conditions import outlook_text, planning_since, recovery_is_possible
-from headway.daemon.decide.failures import repetition
+from headway.daemon.decide.failures import link_news, repetition
 from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
     at_the_end,
     early_end_text,
+    link_sentence,
     shape_and_nodes,
     waits_for,
     what_was_lost,
@@ -70,6 +71,21 @@ def explain_outlook(situation: JobSituation, to: Phase) -> Command:
     """why no better plan is taken, without an event"""
     before = situation.job.phase
     return move(situation, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(situation))
+
+
+def tell_of_links(situation: JobSituation, to: Phase) -> Command:
+    """an event about links of the plan"""
+    before, news = situation.job.phase, link_news(situation.job)
+    return move(
+        situation,
+        to,
+        before.reason,
+        error=before.error,
+        outlook=before.outlook,
+        planning_since=before.planning_since,
+        event=link_sentence(situation, news),
+        cuts=news,
+    )
 
 
 def explain_planning(situation: JobSituation, to: Phase) -> Command:

@@ -12,7 +12,7 @@ from typing import Final
 from headway.daemon.cluster.cluster_records import PlacementRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.measurements import DeviceShortage
+from headway.daemon.cluster.measurements import DeviceShortage, LinkCuts
 from headway.daemon.cluster.records import CheckpointRecord, EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
 from headway.daemon.decide.boundaries import Origin
 from headway.daemon.decide.failures import LostWorker
@@ -128,7 +128,7 @@ class Decision:
 
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
-"""Keys of a job that every decision about it compares."""
+"""Keys of a job that every decision about it compares, also absent ones: if another process creates one, it fails."""
 MAX_SWEPT: Final = 32
 """Maximum number of generations whose worker records one transaction deletes: etcd takes 128 operations in one."""
 MAX_EVENTS: Final = 500
@@ -172,6 +172,7 @@ def move(
     planning_since: float = 0.0,
     leased: dict[str, tuple[bytes, int]] | None = None,
     shortages: tuple[DeviceShortage, ...] | None = None,
+    cuts: tuple[LinkCuts, ...] = (),
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
@@ -197,11 +198,10 @@ def move(
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:
-        written |= _events(situation, to, event or reason, number, plan)
+        written |= _events(situation, to, event or reason, number, plan, cuts)
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
-        # Absent keys are compared too: if another process creates one, the transaction must fail.
         compare={key: situation.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
         deletes=(
@@ -214,7 +214,7 @@ def move(
 
 
 def _events(
-    situation: JobSituation, to: Phase, text: str, generation: int, plan: PlanRecord | None
+    situation: JobSituation, to: Phase, text: str, generation: int, plan: PlanRecord | None, cuts: tuple[LinkCuts, ...]
 ) -> dict[str, bytes]:
     """Return the next event; of a plan with many stages, one long past, without its stages."""
     name, next_number = situation.job.name, situation.job.phase.num_events
@@ -225,6 +225,8 @@ def _events(
         is_failure=to is Phase.RECOVERING,
         plan=plan.outline(situation.spec.layers) if plan is not None else None,
         goodput_s=situation.job.told_s,
+        batch=situation.job.newest_batch,
+        cuts=cuts,
     )
     found = {Keys.event(name, next_number): encode(record)}
     past = situation.job.events.get(next_number - MAX_OUTLINES)

@@ -8,7 +8,7 @@ from typing import Final
 
 from headway.daemon.cluster.records import Desired, Phase, Save, WorkerState
 from headway.daemon.decide.boundaries import due_checkpoint, parts_of
-from headway.daemon.decide.failures import standing_pairs, was_killed
+from headway.daemon.decide.failures import link_news, standing_pairs, was_killed
 from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
     at_the_end,
@@ -229,6 +229,10 @@ def better_plan_found(situation: JobSituation) -> bool:
 def outlook_changed(situation: JobSituation) -> bool:
     """The text about a faster plan that is not worth a change now differs in words or clearly in numbers."""
     return _may_change(situation) and is_news(situation.job.phase.outlook, outlook_text(situation))
+
+
+def link_cut_or_back(situation: JobSituation) -> bool:
+    return bool(link_news(situation.job))
 
 
 def outlook_text(situation: JobSituation) -> str:

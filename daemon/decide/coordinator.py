@@ -139,6 +139,7 @@ TABLE: Final = (
     Row(RUNNING, when.some_devices_owed_to_others, actions.offer_change, CHANGING),
     Row(RUNNING, when.all_devices_owed_to_others, actions.stop_for_checkpoint, STOPPING),
     Row(RUNNING, when.better_plan_found, actions.offer_change, CHANGING),
+    Row(RUNNING, when.link_cut_or_back, actions.tell_of_links, RUNNING),
     Row(RUNNING, when.outlook_changed, actions.explain_outlook, RUNNING),
     Row(RUNNING, when.periodic_checkpoint_complete, actions.write_periodic_checkpoint, RUNNING),
     Row(RUNNING, when.old_checkpoints_to_delete, actions.delete_checkpoints, RUNNING),

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
-from headway.daemon.cluster.measurements import DeviceShortage
+from headway.daemon.cluster.measurements import DeviceShortage, LinkCuts
 from headway.daemon.cluster.records import (
     Device,
     Failure,
@@ -413,3 +413,45 @@ def awaited_pair(job: JobView, plan: PlanRecord) -> tuple[int, int] | None:
         seen.add(position)
         position = waits[position]
     return position, waits[position]
+
+
+CUTS_ONE_BY_ONE: Final = 8
+"""Cuts of a plan's links that are told one by one; after them, each time that their number has doubled."""
+MOST_CUT_S: Final = 1e6
+MOST_LINKS_TOLD: Final = 32
+"""Links that one event tells of."""
+
+
+def link_news(job: JobView) -> tuple[LinkCuts, ...]:
+    """Return the links of the plan in force that were cut or went on since events told of them, with the seconds since
+    then.
+    """
+    plan, seen = job.plan, dict[tuple[int, int], LinkCuts]()
+    if plan is None:
+        return ()
+    for (generation, position), record in job.goodput.items():
+        for cuts in record.cuts if generation == plan.generation else ():
+            if position in cuts.ends and 0 <= cuts.ends[0] < cuts.ends[1] < len(plan.workers):
+                seen[cuts.ends] = _together(seen.get(cuts.ends, cuts), cuts)
+    if not seen:
+        return ()
+    none, told = LinkCuts(ends=(0, 0), num_cut=0, num_back=0, cut_s=0.0), dict[tuple[int, int], LinkCuts]()
+    for _, event in sorted(job.events.items()):
+        for cuts in event.cuts if event.generation == plan.generation else ():
+            told[cuts.ends] = replace(cuts, cut_s=told.get(cuts.ends, none).cut_s + cuts.cut_s)
+    num_seen, num_told = (sum(cuts.num_cut for cuts in each.values()) for each in (seen, told))
+    is_worth_it = num_told < CUTS_ONE_BY_ONE or num_seen >= 2 * num_told
+    news = []
+    for ends, cuts in sorted(seen.items()):
+        known = told.get(ends, none)
+        was_open = known.num_back < known.num_cut
+        if (was_open and cuts.num_back >= known.num_cut) or (is_worth_it and cuts.num_cut > known.num_cut):
+            news.append(replace(cuts, cut_s=min(max(cuts.cut_s - known.cut_s, 0.0), MOST_CUT_S)))
+    return tuple(news[:MOST_LINKS_TOLD])
+
+
+def _together(one: LinkCuts, other: LinkCuts) -> LinkCuts:
+    """Return what both ends of a link tell; their reports come one after the other."""
+    pairs = ((getattr(one, name), getattr(other, name)) for name in ("num_cut", "num_back", "cut_s"))
+    num_cut, num_back, cut_s = map(max, pairs)
+    return LinkCuts(ends=one.ends, num_cut=num_cut, num_back=num_back, cut_s=cut_s)

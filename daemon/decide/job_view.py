@@ -166,6 +166,12 @@ class JobView:
         return totals
 
     @property
+    def newest_batch(self) -> int:
+        """Return the newest batch of the plan in force whose loss is known; -1: none."""
+        told, plan = self.progress, self.plan
+        return told.batch if told is not None and plan is not None and told.generation == plan.generation else -1
+
+    @property
     def told_s(self) -> dict[str, float]:
         """Return `spent_s` for a record, which anybody's record of goodput must leave short and readable."""
         spent = self.spent_s

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headway.daemon.base.terminal import counted
-from headway.daemon.cluster.measurements import MemoryShortage
+from headway.daemon.cluster.measurements import LinkCuts, MemoryShortage
 from headway.daemon.cluster.records import Failure, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.decide.allocate import left_alone_s
 from headway.daemon.decide.failures import STARTED, LostWorker, repetition
@@ -15,6 +15,8 @@ from headway.daemon.jobs.job import preparation_s
 from headway.daemon.plan.cluster_plan import ClusterPlan, replica_note, sentence, shape, size, stage_name, worker_name
 from headway.daemon.plan.rebalance import is_depth_alone
 
+MOST_NAMED: Final = 3
+"""Links that a sentence names."""
 MAX_ERROR: Final = 300
 """Maximum number of characters quoted from a worker's error."""
 
@@ -49,6 +51,27 @@ def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> 
         deeper = sum(stage.depth for stage in after.workers) > sum(stage.depth for stage in before.workers)
         return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
     return "Other layers by measured times" if situation.plans.profiles.layers else "Other layers"
+
+
+def link_sentence(situation: JobSituation, news: Sequence[LinkCuts]) -> str:
+    """Return what befell links of the plan in force, and what it costs."""
+    workers, told = situation.current.stages, []
+    for is_back in (True, False):
+        those = [cuts for cuts in news if (cuts.num_back >= cuts.num_cut) is is_back]
+        if not those:
+            continue
+        ends = [" and ".join(worker_name(workers, position) for position in cuts.ends) for cuts in those]
+        more = [f"{len(ends) - MOST_NAMED} other pairs"] if len(ends) > MOST_NAMED else []
+        one = len(ends) == 1
+        which = f"The link{'s' * (not one)} between {', and between '.join((*ends[:MOST_NAMED], *more))}"
+        if is_back:
+            cut_s, num = max(cuts.cut_s for cuts in those), max(cuts.num_cut for cuts in those)
+            times = f" (cut {num} times under this plan)" if num > 1 else ""
+            told.append(f"{which} {'was' if one else 'were'} cut for {cut_s:.1f} s, back now: no batch again{times}")
+        else:
+            limit = f"after {situation.spec.fault.link_timeout_s:g} s without it the training goes back to a boundary"
+            told.append(f"{which} {'is' if one else 'are'} cut: both ends dial, and {limit}")
+    return ". ".join(told)
 
 
 def who_is_not_ready(situation: JobSituation) -> str:

@@ -16,7 +16,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.run import FAILURE_NAME, MODEL_NAME, REPORT_NAME, run_job
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
-from headway.daemon.reports.picture import Event, OtherRun, Picture, with_other
+from headway.daemon.reports.picture import OtherRun, Picture, with_other
 from headway.daemon.reports.report_page import write_report
 from headway.daemon.reports.watch_view import draw_curve, open_display
 
@@ -106,16 +106,6 @@ class Troubles:
             raise ConfigError("the run ended before so many batches were seen; no node joined", "demo")
         return await self.joining
 
-    def notes(self) -> list[Event]:
-        """Return what no plan changed for: the cut links."""
-        try:
-            told = json.loads((self.faults.with_name(f"{FAULTS_NAME}.struck") / "links.0").read_text())
-        except (OSError, ValueError):
-            return []
-        whose = f"stage {told.get('stage', '?')} on {told.get('node', '?')}"
-        text = f"The links of {whose} were cut for {CUT_S:g} s, and resumed by themselves: no batch was lost"
-        return [Event(at_s=told["time"], batch=self._batch(LINKS_CUT_AT), text=text, kind="note")]
-
 
 async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, etcd_binary: Path | None = None) -> int:
     """Train, show, explain, compare; return the exit code. Raises the errors of `run_job`, and JobFailedError for
@@ -149,18 +139,17 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     for line in ("", *draw_curve(losses, width=80, height=10), ""):
         _say(line)
     await troubles.joined()
-    notes = troubles.notes()
-    for line in _story(picture, notes) if picture is not None else ():
+    for line in _story(picture) if picture is not None else ():
         _say(line)
     await _show_sample(out / MODEL_NAME)
-    return await _compare(out, job_file, job, picture, notes)
+    return await _compare(out, job_file, job, picture)
 
 
-def _story(picture: Picture, notes: list[Event]) -> list[str]:
+def _story(picture: Picture) -> list[str]:
     """Return what happened, why it recovered, and what it cost."""
     lines = ["What happened:"]
     failures = iter(picture.failures)
-    for event in sorted((*picture.events, *notes), key=lambda event: event.at_s):
+    for event in picture.events:
         if event.kind == "failure" and (failure := next(failures, None)) is not None and failure.still_s is not None:
             lines.append(f"  batch {failure.batch}: {event.text}")
             lines.append(
@@ -186,7 +175,7 @@ async def _show_sample(model: Path) -> None:
     _say("\n".join(f"  {line}" for line in (PROMPT + text).splitlines()) + "\n")
 
 
-async def _compare(out: Path, job_file: Path, job: JobView, picture: Picture | None, notes: list[Event]) -> int:
+async def _compare(out: Path, job_file: Path, job: JobView, picture: Picture | None) -> int:
     """Train in the plain loop, and say whether losses and weights are the same. Raises JobFailedError."""
     from headway.daemon.local.reference_run import run_reference
 
@@ -197,7 +186,7 @@ async def _compare(out: Path, job_file: Path, job: JobView, picture: Picture | N
     await asyncio.to_thread(run_reference, job_file, plain, progress=progress)
     if picture is not None:
         other = OtherRun(name="the plain loop", rows=read_rows(plain / METRICS_NAME))
-        picture = with_other(picture, rows, other, notes=notes)
+        picture = with_other(picture, rows, other)
         write_report(picture, out / REPORT_NAME)
         assert picture.other is not None
         _say(f"losses   difference to the plain loop: {picture.other.sentence}")

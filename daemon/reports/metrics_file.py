@@ -51,6 +51,23 @@ class HistoryRow:
 ROW_NAMES: Final = tuple(each.name for each in fields(HistoryRow))
 
 
+@dataclass(slots=True, kw_only=True)
+class Gaps:
+    """Finds rows that are lost among those that come: somebody has deleted or damaged a part of the journal."""
+
+    every: int = 1
+    """Only batches that it divides are asked for, and evaluated ones."""
+    due: int = 0
+    """The next batch that has a row if nothing is lost, before `every` is looked at."""
+
+    def before(self, row: HistoryRow) -> str:
+        """Return a sentence on what is missing before a row; empty: nothing is."""
+        first = -(-self.due // self.every) * self.every
+        self.due = max(row.batch + 1, self.due)
+        lost = f"the rows of batches {first} to {row.batch - 1} are lost: a part of the journal is gone or damaged"
+        return lost if first < row.batch else ""
+
+
 def rates(spec: JobSpec) -> Callable[[int], float]:
     """Return the learning rate of `[optim.matrices]` by batch, by this job's schedule: also of batches before it began,
     which a job before it has computed.

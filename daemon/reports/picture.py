@@ -41,6 +41,8 @@ MOST_TEXT: Final = 240
 MOST_NAME: Final = 64
 MOST_FILE: Final = 60_000
 """Characters of the job file."""
+TOLD_WITHIN_S: Final = 8.0
+"""A link that goes on is told of within so long."""
 MOST_OPERATIONS: Final = 2500
 MOST_WORKERS: Final = 40
 """Workers whose operations are drawn."""
@@ -164,11 +166,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """Curves by name: those of `CURVES` that have values, and `tokens_per_s`."""
     generations: tuple[Generation, ...]
     failures: tuple[Failure, ...]
+    cuts: tuple[Failure, ...] = ()
+    """Links that were cut and went on: nothing was computed again."""
     events: tuple[Event, ...]
     goodput_s: dict[str, float]
     """Seconds of all workers by class."""
     pipeline: Pipeline | None
     why_no_pipeline: str
+    lost_rows: str = ""
+    """Which batches have no rows any more, and why."""
     job_file: str
     job_hash: str
     """SHA-256 of the whole job file: equal for equal jobs, also in a later release with more keys."""
@@ -198,13 +204,12 @@ def picture_of(
     now_s: float,
     pipeline: tuple[Sequence[str], MeasuredPipeline] | None = None,
     why_no_pipeline: str = "",
+    lost_rows: str = "",
     other: OtherRun | None = None,
-    notes: Sequence[Event] = (),
 ) -> Picture:
     """Return the picture of a job whose spec is known.
 
-    rows: its history from the beginning, rising. pipeline: names of the workers and what they did. notes: what somebody
-    else than the coordinator saw.
+    rows: its history from the beginning, rising. pipeline: names of the workers and what they did.
     """
     spec = job.spec
     assert spec is not None, "a job without its spec is not shown"
@@ -227,10 +232,12 @@ def picture_of(
         series=series_of(rows),
         generations=tuple(generations),
         failures=tuple(_failures(records, rows)),
-        events=tuple(sorted((*_events(records, generations), *notes), key=lambda event: event.at_s)),
+        cuts=tuple(_cuts(records, rows)),
+        events=tuple(_events(records, generations)),
         goodput_s=report.goodput.seconds,
         pipeline=_pipeline(*pipeline) if pipeline is not None else None,
         why_no_pipeline=why_no_pipeline,
+        lost_rows=_cut(lost_rows),
         job_file=_cut(job_text(spec), MOST_FILE),
         job_hash=sha256(job_text(spec).encode()).hexdigest(),
         arithmetic_classes=_classes(job),
@@ -250,15 +257,17 @@ def _bounded(picture: Picture) -> Picture:
         picture = change(picture, generations=plans, devices=())
     if len(msgspec.json.encode(picture)) > MOST_BYTES:
         events = tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in picture.events)
-        failures = tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in picture.failures)
-        picture = change(picture, events=events, failures=failures)
+        shorter = {
+            name: tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in getattr(picture, name))
+            for name in ("failures", "cuts")
+        }
+        picture = change(picture, events=events, **shorter)
     return picture
 
 
-def with_other(picture: Picture, rows: Sequence[HistoryRow], other: OtherRun, *, notes: Sequence[Event]) -> Picture:
+def with_other(picture: Picture, rows: Sequence[HistoryRow], other: OtherRun) -> Picture:
     """Return a picture with what is known after its cluster is gone; rows: its own."""
-    events = sorted((*picture.events, *notes), key=lambda event: event.at_s)
-    return _bounded(msgspec.structs.replace(picture, other=_compared(rows, None, other), events=tuple(events)))
+    return _bounded(msgspec.structs.replace(picture, other=_compared(rows, None, other)))
 
 
 def series_of(rows: Sequence[HistoryRow]) -> dict[str, Series]:
@@ -419,6 +428,25 @@ def _failure(
     )
 
 
+def _cuts(records: Sequence[EventRecord], rows: Sequence[HistoryRow]) -> list[Failure]:
+    """Return what links cost that were cut and went on: at most the cut, and what the batches of that time took longer
+    than most of their plan.
+    """
+    found = []
+    for record in records:
+        cut_s = max((cuts.cut_s for cuts in record.cuts if cuts.num_back >= cuts.num_cut), default=0.0)
+        if not cut_s:
+            continue
+        took = sorted(row.seconds for row in rows if row.generation == record.generation)
+        usual_s = took[len(took) // 2] if took else 0.0
+        first = record.batch - (cut_s + TOLD_WITHIN_S) / max(usual_s, 1e-3)
+        longer_s = sum(max(row.seconds - usual_s, 0.0) for row in rows if first <= row.batch <= record.batch + 1)
+        still_s = min(cut_s, longer_s) if took else cut_s
+        at_s, batch, text = record.at, record.batch, _cut(record.text)
+        found.append(Failure(at_s=at_s, batch=batch, boundary=batch + 1, text=text, still_s=still_s, again_s=0.0))
+    return found
+
+
 def _seconds_of(rows: Sequence[HistoryRow], first: int, end: int) -> float:
     """Return the seconds that batches took; some rows may be left out of a long history."""
     found = [row.seconds for row in rows if first <= row.batch < end and row.seconds > 0]
@@ -437,8 +465,9 @@ def _events(records: Sequence[EventRecord], generations: Sequence[Generation]) -
         elif record.is_failure:
             batch = max(furthest.get(record.generation, 1) - 1, 0)
         else:
-            batch = max(batch, first.get(record.generation, 0))
-        kind = "failure" if record.is_failure else "plan" if record.plan is not None else "other"
+            batch = max(batch, first.get(record.generation, 0), record.batch)
+        kind = "failure" if record.is_failure else "note" if record.cuts else "other"
+        kind = "plan" if record.plan is not None else kind
         found.append(Event(at_s=record.at, batch=batch, text=_cut(record.text), kind=kind))
     return found
 

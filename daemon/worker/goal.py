@@ -14,6 +14,7 @@ import msgspec
 from headway.daemon.cluster.measurements import (
     DeviceSpeed,
     LayerTime,
+    LinkCuts,
 )
 from headway.daemon.cluster.records import (
     Failure,
@@ -167,6 +168,8 @@ class Heartbeat:
     """Position of that neighbour in the plan; -1: it waits for none."""
     broken_links: tuple[int, ...] = ()
     """Positions of the neighbours whose link is broken and not resumed yet."""
+    cuts: tuple[LinkCuts, ...] = ()
+    """Links of this generation that have been cut."""
     typical_s: float = 0.0
     """Median seconds of an operation of this generation; 0: none was done."""
     expected_s: float = 0.0

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 import torch
 
+from headway.daemon.cluster.measurements import LinkCuts
 from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.goal import Goal, Neighbour, Start, loading_s
@@ -118,6 +119,8 @@ class Neighbours:
         self._inbox = inbox
         self._on_stuck = on_stuck
         self._links: list[StreamLink] = []
+        self._own = 0
+        """This worker's position in the plan."""
         self._positions: dict[str, int] = {}
         """Peer name of each link to the peer's position in the plan."""
 
@@ -146,6 +149,7 @@ class Neighbours:
         for peer in dialled:
             terms = self._terms(start, spec, peer, contracts[peer.position], context, FIRST_ANSWER, device)
             links[peer.position] = self._endpoint.dial(terms)
+        self._own = start.position
         self._positions = {link.peer: worker for worker, link in links.items()}
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
@@ -179,6 +183,18 @@ class Neighbours:
             if link.broken_at is not None and not link.is_over
         )
         return [position for position in broken if position >= 0]
+
+    @property
+    def cuts(self) -> tuple[LinkCuts, ...]:
+        """Return what befell the links that have been cut. Any thread may call it."""
+        broken, found = self.broken, []
+        for link in tuple(self._links):
+            peer, num_back = self.position_of(link.peer), link.num_resumed
+            if peer >= 0 and (num_back or peer in broken):
+                ends = (min(self._own, peer), max(self._own, peer))
+                num_cut = num_back + (peer in broken)
+                found.append(LinkCuts(ends=ends, num_cut=num_cut, num_back=num_back, cut_s=round(link.cut_s, 2)))
+        return tuple(found)
 
     def close(self) -> None:
         """Close the links. A closed link delivers nothing; frames already in the inbox are dropped."""

@@ -163,6 +163,7 @@ class StageWorker:
                 "num_resumed": self._endpoint.num_resumed,
                 "seconds": goodput.seconds(perf_counter()),
                 "broken_links": tuple(self._neighbours.broken),
+                "cuts": self._neighbours.cuts,
             }
         if run is not None:
             measured = run.executor.layer_times.measured

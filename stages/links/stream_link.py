@@ -136,6 +136,7 @@ class StreamLink:
         self._num_violations = 0
         self._num_streams = 0
         self._broken_at: float | None = None
+        self._cut_s = 0.0
         self._attachment: Attachment | None = None
         """Of the present stream; None between two streams, and on a link between hosts."""
         self._keys: deque[Key] = deque()
@@ -158,6 +159,11 @@ class StreamLink:
     def num_resumed(self) -> int:
         """Return how often a new stream has continued after a break."""
         return max(0, self._num_streams - 1)
+
+    @property
+    def cut_s(self) -> float:
+        """Return the seconds of its breaks that are over."""
+        return self._cut_s
 
     def send(self, frame: Frame) -> None:
         """Send a frame, see `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is
@@ -283,6 +289,8 @@ class StreamLink:
         self._assembler.restart(acknowledged=acknowledged, next_sequence=self._assembler.next_sequence)
         self._acknowledge()  # the new stream's hello has done it
         self._num_streams += 1
+        if self._broken_at is not None:
+            self._cut_s += self._loop.loop.time() - self._broken_at
         self._broken_at = None
 
     def _new_attachment(self) -> Attachment | None:

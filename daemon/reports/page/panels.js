@@ -11,7 +11,7 @@ const Headway = (() => {
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#c9b400", "#8c8c8c"];  // Okabe–Ito
   const CLASSES = { useful: 2, waiting: 1, bubble: 4, replay: 5, snapshot: 3, recovery: 13, replan: 8, idle: 7 };
   const WORK = { forward: 4, backward: 1, orthogonalize: 3, update: 2 };
-  const RIGHT = 16, MOST_MARKS = 160, MOST_LIVE = 6000;
+  const FONT = "11px system-ui, sans-serif", RIGHT = 16, MOST_MARKS = 160, MOST_LIVE = 6000;
 
   const el = (parent, tag, cls = "", text = "") => {
     const made = document.createElement(tag);
@@ -20,7 +20,12 @@ const Headway = (() => {
     if (parent) parent.append(made);
     return made;
   };
-  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const inks = new Map();
+  /* A colour of the theme. Each look makes the browser compute its styles anew, so it looks once. */
+  const style = (name) => {
+    if (!inks.has(name)) inks.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+    return inks.get(name);
+  };
   const count = (n) => n.toLocaleString("en-US");
   const many = (n, what) => `${count(n)} ${what}${n === 1 ? "" : /(ch|s)$/.test(what) ? "es" : "s"}`;
   const time = (s) => s < 0.95 ? `${s.toFixed(2)} s` : s < 99.5 ? `${s.toFixed(1)} s`
@@ -85,12 +90,12 @@ const Headway = (() => {
     return found;
   };
   const canvas = (parent, width, height, draw) => {
-    const made = el(parent, "canvas"), ratio = devicePixelRatio || 1;
-    made.width = Math.round(width * ratio); made.height = Math.round(height * ratio);
+    const made = parent.querySelector(":scope > canvas") ?? el(parent, "canvas"), ratio = devicePixelRatio || 1;
+    const pen = made.getContext("2d"), size = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (made.width !== size[0] || made.height !== size[1]) [made.width, made.height] = size;
     made.style.width = `${width}px`; made.style.height = `${height}px`;
-    const pen = made.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0); pen.clearRect(0, 0, width, height);
+    pen.font = FONT; pen.textBaseline = "middle";
     draw(pen);
     return made;
   };
@@ -103,7 +108,7 @@ const Headway = (() => {
 
   class Page {
     constructor(root, picture) {
-      this.root = root; this.from = 0; this.to = 1; this.batch = null; this.charts = []; this.isAll = true;
+      this.root = root; this.from = 0; this.to = 1; this.batch = null; this.sections = new Map(); this.isAll = true;
       root.textContent = "";
       this.title = el(root, "header");
       this.readout = el(root, "dl", "readout");
@@ -113,11 +118,14 @@ const Headway = (() => {
       this.stack.tabIndex = 0;
       this.stack.setAttribute("role", "group");
       this.stack.setAttribute("aria-label", "Panels over the batches. Arrow keys move the cursor, plus and minus zoom, 0 shows all.");
+      this.line = el(this.stack, "div", "cursor");
+      this.chosen = el(this.stack, "div", "chosen");
+      this.chosen.hidden = true;
       this.below = el(root, "div", "below");
       this.listen();
       this.replace(picture);
       new ResizeObserver(() => this.later()).observe(root);
-      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { tiles.clear(); this.later(); });
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { tiles.clear(); inks.clear(); this.keep(new Map()); this.later(); });
     }
 
     /* --- What is shown ------------------------------------------------------------------------------------------- */
@@ -162,9 +170,7 @@ const Headway = (() => {
       this.width = Math.max(this.root.clientWidth - parseFloat(getComputedStyle(this.root).paddingLeft) * 2, 260);
       this.left = this.width < 560 ? 46 : 62;
       if (this.isAll) { this.from = 0; this.to = Math.max(this.done - 1, 1); }
-      for (const chart of this.charts) chart.destroy();
-      this.charts = [];
-      this.stack.textContent = "";
+      this.drawn = new Map(); this.last = this.chosen;
       this.drawTitle();
       this.drawLoss();
       this.drawLayers();
@@ -172,9 +178,7 @@ const Headway = (() => {
       this.drawGoodput();
       this.curve("Gradient norm", "before clipping", [["gradient_norm", "", 3]], 120);
       this.curve("Learning rate", "of the matrices", [["learning_rate", "", 0]], 110);
-      this.line = el(this.stack, "div", "cursor");
-      this.chosen = el(this.stack, "div", "chosen");
-      this.chosen.hidden = true;
+      this.keep(this.drawn);
       this.drawPipeline();
       this.moveTo(this.batch);
       this.drawn_ms = performance.now() - began;
@@ -191,19 +195,31 @@ const Headway = (() => {
       const plans = p.generations.length, again = p.failures.reduce((sum, each) => sum + Math.max(each.batch + 1 - each.boundary, 0), 0);
       lead.push(`${p.phase}: ${count(this.done)} of ${many(p.num_batches, "batch")}, ${many(plans, "plan")} on ${many(p.devices.length, "device")}`);
       if (p.failures.length) lead.push(`${many(p.failures.length, "failure")}, ${many(again, "batch")} computed again, ${time(p.failures.reduce((sum, each) => sum + (each.still_s ?? 0) + (each.again_s ?? 0), 0))} lost`);
+      if (p.lost_rows) lead.push(p.lost_rows[0].toUpperCase() + p.lost_rows.slice(1));
       el(this.title, "p", "lead", `${lead.join(". ")}.`);
       const exact = el(this.title, "p", "lead");
       if (p.other) { el(exact, "strong", "", `Difference to ${p.other.name}: ${p.other.sentence}. `); }
       if (p.is_exact !== null) exact.append(`${p.is_exact ? "Exact" : "Not exact"}: ${p.exact_reason}.`);
     }
 
-    /* A section of the stack, with its title and what its colours mean. */
-    section(title, unit, entries = []) {
-      const made = el(this.stack, "section"), head = el(made, "div", "head");
-      const name = el(head, "h2", "", title);
-      if (unit) el(name, "small", "", unit);
-      if (entries.length) keyOf(head, entries);
-      return made;
+    /* The next section of the stack, with its title and what its colours mean: that of the draw before, if it says the same. */
+    section(title, unit, entries = [], none = "") {
+      const key = JSON.stringify([title, unit, entries, none]), made = this.sections.get(key) ?? el(null, "section");
+      if (!this.sections.has(key)) {
+        const head = el(made, "div", "head"), name = el(head, "h2", "", title);
+        if (unit) el(name, "small", "", unit);
+        if (entries.length) keyOf(head, entries);
+        if (none) el(made, "p", "none", none);
+      }
+      if (this.last.nextSibling !== made) this.last.after(made);
+      this.drawn.set(key, made);
+      return this.last = made;
+    }
+
+    /* Drops the sections that are not drawn any more. */
+    keep(drawn) {
+      for (const [key, made] of this.sections) if (!drawn.has(key)) { made.chart?.destroy(); made.remove(); }
+      this.sections = drawn;
     }
 
     /* Curves by uPlot, named as in the picture's series, or given: [series, label, colour, options]. */
@@ -211,21 +227,46 @@ const Headway = (() => {
       const found = lines.map(([name, ...rest]) => [typeof name === "string" ? this.series[name] : name, ...rest]).filter(([line]) => line && line.batches.length);
       if (!found.length) return null;
       const made = this.section(title, unit, [...found.filter(([, label]) => label).map(([, label, colour]) => [colour, label]), ...(options.isFirst ? this.signs() : [])]);
-      const data = uPlot.join(found.map(([line]) => [line.batches, line.values]));
-      const axis = { stroke: style("--soft"), font: "11px system-ui, sans-serif", grid: { stroke: style("--grid"), width: 1 }, ticks: { show: false } };
-      const chart = new uPlot({
+      const parts = found.map(([line]) => part(line, this.from, this.to, this.width)), data = uPlot.join(parts.map((line) => [line.batches, line.values]));
+      made.top = options.top ?? Infinity;
+      made.peaks = parts[0].batches.map((batch, i) => [batch, parts[0].values[i]]).filter(([, value]) => value > made.top);
+      if (made.chart?.series.length === data.length) {
+        if (made.chart.width !== this.width || made.chart.height !== height) made.chart.setSize({ width: this.width, height });
+        made.chart.setData(data);
+        return made;
+      }
+      made.chart?.destroy();
+      const axis = { stroke: style("--soft"), font: FONT, grid: { stroke: style("--grid"), width: 1 }, ticks: { show: false } };
+      made.chart = new uPlot({
         width: this.width, height, legend: { show: false }, cursor: { show: false }, select: { show: false },
         padding: [8, RIGHT, 0, 0],
-        scales: { x: { time: false, range: () => [this.from, this.to] }, y: options.scale ?? {} },
+        scales: { x: { time: false, range: () => [this.from, this.to] }, y: options.top ? { range: () => [0, made.top] } : {} },
         axes: [
           { ...axis, size: 24, gap: 4, splits: () => steps(this.from, this.to, this.width / 90), values: (_, found) => found.map(count) },
-          { ...axis, size: this.left, gap: 6, values: (_, found) => found.map(options.shown ?? short) },
+          { ...axis, size: () => this.left, gap: 6, values: (_, found) => found.map(short) },
         ],
         series: [{}, ...found.map(([, , colour, more]) => ({ stroke: colourOf(colour), width: 1.5, points: { show: false }, ...more }))],
-        hooks: { draw: [(drawn) => { const r = devicePixelRatio || 1; drawn.ctx.save(); drawn.ctx.scale(r, r); this.marks(drawn.ctx, drawn.bbox.top / r, (drawn.bbox.top + drawn.bbox.height) / r, options.isFirst); drawn.ctx.restore(); }] },
+        hooks: { draw: [(drawn) => {
+          const r = devicePixelRatio || 1, pen = drawn.ctx, top = drawn.bbox.top / r;
+          pen.save(); pen.scale(r, r);
+          this.marks(pen, top, top + drawn.bbox.height / r, options.isFirst);
+          this.markPeaks(pen, made.peaks, top);
+          pen.restore();
+        }] },
       }, data, made);
-      this.charts.push(chart);
       return made;
+    }
+
+    /* What is higher than its panel: a sign at the edge, with its height. */
+    markPeaks(pen, peaks, top) {
+      let before = -99;
+      for (const [batch, value] of peaks) {
+        const x = this.x(batch);
+        if (x - before < 60) continue;
+        pen.fillStyle = style("--soft"); pen.textAlign = x > this.width - 80 ? "right" : "left"; pen.textBaseline = "top"; pen.font = FONT;
+        pen.fillText(`▲ ${short(value)}`, x, top);
+        before = x;
+      }
     }
 
     drawLoss() {
@@ -234,7 +275,7 @@ const Headway = (() => {
       const lines = [["loss", "loss", 0], ["eval_loss", "held-out loss", 1, more]];
       if (other) lines.unshift([other.loss, `loss of ${other.name}`, 6, { width: 6 }], [other.eval_loss, `held-out loss of ${other.name}`, 3, more]);
       if (!this.curve("Loss", unit, lines, this.width < 560 ? 220 : 280, { isFirst: true })) {
-        el(this.section("Loss", unit), "p", "none", "No batch is safe from a failure yet.");
+        this.section("Loss", unit, [], "No batch is safe from a failure yet.");
       }
       if (other && other.difference.values.some((value) => value)) {
         this.curve("Difference", `to ${other.name}, nats per token`, [[other.difference, "", 5]], 110);
@@ -248,10 +289,9 @@ const Headway = (() => {
         steps.batches.push(plan.first, plan.end - 1 || plan.first + 0.5); steps.values.push(plan.predicted_tokens_per_s, plan.predicted_tokens_per_s);
       }
       for (let i = steps.batches.length - 1; i > 0; i--) if (steps.batches[i] <= steps.batches[i - 1]) { steps.batches.splice(i, 1); steps.values.splice(i, 1); }
-      const rates = this.series.tokens_per_s;
-      const top = rates ? [...rates.values].sort((a, b) => a - b)[Math.floor(rates.values.length * 0.99)] : 1;
-      const most = Math.max(top, ...steps.values) * 1.1;
-      this.curve("Tokens per second", "measured and predicted", [["tokens_per_s", "measured", 2], [steps, "predicted", 5, { dash: [6, 4] }]], 150, { scale: { range: () => [0, most] } });
+      const rates = [...this.series.tokens_per_s?.values ?? []].sort((a, b) => a - b), usual = rates[Math.floor(rates.length * 0.99)] ?? 1;
+      const most = Math.max(...steps.values, rates.at(-1) < 3 * usual ? rates.at(-1) : usual) * 1.1;  // one spike shall not flatten the rest
+      this.curve("Tokens per second", "measured and predicted", [["tokens_per_s", "measured", 2], [steps, "predicted", 5, { dash: [6, 4] }]], 150, { top: most });
     }
 
     signs() {
@@ -297,30 +337,30 @@ const Headway = (() => {
       }
     }
 
-    /* A canvas over the batches, with the x axis below it. */
+    /* A canvas over the batches, with the x axis below it; returns the pen for what stands at its left. */
     bands(parent, height, draw) {
-      canvas(parent, this.width, height + 24, (pen) => {
+      const made = canvas(parent, this.width, height + 24, (pen) => {
         pen.save();
         pen.beginPath(); pen.rect(this.left, 0, this.width - this.left - RIGHT, height); pen.clip();
         draw(pen);
         pen.restore();
         this.marks(pen, 0, height);
-        pen.fillStyle = style("--soft"); pen.textAlign = "center"; pen.textBaseline = "middle"; pen.font = "11px system-ui, sans-serif";
+        pen.fillStyle = style("--soft"); pen.textAlign = "center"; pen.textBaseline = "middle"; pen.font = FONT;
         for (const at of steps(this.from, this.to, this.width / 90)) pen.fillText(count(at), this.x(at), height + 14);
+        pen.textAlign = "right";
       });
+      return made.getContext("2d");
     }
 
     drawLayers() {
       const p = this.picture, plans = p.generations.filter((each) => each.stages.length && each.end > each.first && each.end > this.from && each.first <= this.to);
       const shown = p.devices.slice(0, 12).map((name, number) => [number, name]);
       if (p.devices.length > 12) shown.push([null, `and ${count(p.devices.length - 12)} more`]);
-      const made = this.section("Who held which layers", "layers from the first to the last, colour: device", shown);
-      if (!p.generations.some((each) => each.stages.length)) {
-        el(made, "p", "none", "Not known: no plan has come into force yet, or an earlier release wrote the events.");
-        return;
-      }
+      const isKnown = p.generations.some((each) => each.stages.length);
+      const made = this.section("Who held which layers", "layers from the first to the last, colour: device", shown, isKnown ? "" : "Not known: no plan has come into force yet, or an earlier release wrote the events.");
+      if (!isKnown) return;
       const height = Math.min(Math.max(p.layers.length * 18, 96), 280), row = height / p.layers.length;
-      this.bands(made, height, (pen) => {
+      const beside = this.bands(made, height, (pen) => {
         const open = new Map();
         const label = ([stage, begin, end]) => {
           const wide = Math.min(end, this.width - RIGHT) - Math.max(begin, this.left);
@@ -351,12 +391,10 @@ const Headway = (() => {
         }
         for (const run of open.values()) label(run);
       });
-      const pen = made.querySelector(":scope > canvas").getContext("2d");
-      pen.fillStyle = style("--soft"); pen.textAlign = "right"; pen.textBaseline = "middle"; pen.font = "11px system-ui, sans-serif";
       const every = Math.max(1, Math.ceil(14 / row));
       p.layers.forEach((name, index) => {
         if (index % every && index !== p.layers.length - 1 || (index !== p.layers.length - 1 && p.layers.length - 1 - index < every)) return;
-        pen.fillText(fitted(pen, this.left < 60 ? name.replace("block.", "") : name, this.left - 8), this.left - 8, (index + 0.5) * row);
+        beside.fillText(fitted(beside, this.left < 60 ? name.replace("block.", "") : name, this.left - 8), this.left - 8, (index + 0.5) * row);
       });
     }
 
@@ -367,9 +405,9 @@ const Headway = (() => {
       if (isWhole) plans = [{ first: 0, end: Math.max(this.done, 1), goodput_s: p.goodput_s }];
       const names = [...new Set(plans.flatMap((each) => Object.keys(each.goodput_s)))].sort((a, b) => (a !== "useful") - (b !== "useful"));
       const number = (name) => CLASSES[name] ?? 15;
-      const made = this.section("Goodput", `share of all workers' seconds${isWhole ? ", over the whole run" : ", by plan"}`, names.map((name) => [number(name), name]));
-      if (!plans.length) { el(made, "p", "none", "Not known: no worker has reported how it spent its time."); return; }
-      this.bands(made, 110, (pen) => {
+      const made = this.section("Goodput", `share of all workers' seconds${isWhole ? ", over the whole run" : ", by plan"}`, names.map((name) => [number(name), name]), plans.length ? "" : "Not known: no worker has reported how it spent its time.");
+      if (!plans.length) return;
+      const beside = this.bands(made, 110, (pen) => {
         for (const plan of plans) {
           const total = Object.values(plan.goodput_s).reduce((sum, s) => sum + s, 0), begin = this.x(plan.first), wide = Math.max(this.x(plan.end) - begin, 0.75);
           let y = 110;
@@ -380,9 +418,7 @@ const Headway = (() => {
           }
         }
       });
-      const pen = made.querySelector(":scope > canvas").getContext("2d");
-      pen.fillStyle = style("--soft"); pen.textAlign = "right"; pen.textBaseline = "middle"; pen.font = "11px system-ui, sans-serif";
-      for (const share of [0, 50, 100]) pen.fillText(`${share} %`, this.left - 8, Math.min(Math.max(110 - share * 1.1, 6), 104));
+      for (const share of [0, 50, 100]) beside.fillText(`${share} %`, this.left - 8, Math.min(Math.max(110 - share * 1.1, 6), 104));
     }
 
     drawPipeline() {
@@ -417,13 +453,15 @@ const Headway = (() => {
       this.pipeline = el(below, "section", "whole");
       const lost = el(below, "section");
       el(el(lost, "h2", "", "Time lost to failures"), "small", "", "standing still, then computing again");
-      if (!p.failures.length) el(lost, "p", "none", "No failure has interrupted the training.");
-      const most = Math.max(...p.failures.map((each) => (each.still_s ?? 0) + (each.again_s ?? 0)), 1e-9), table = el(lost, "table", "lost");
-      for (const each of p.failures) {
+      const stops = [...p.failures, ...p.cuts].sort((a, b) => a.at_s - b.at_s);
+      if (!stops.length) el(lost, "p", "none", "No failure has interrupted the training.");
+      const most = Math.max(...stops.map((each) => (each.still_s ?? 0) + (each.again_s ?? 0)), 1e-9), table = el(lost, "table", "lost");
+      for (const each of stops) {
         const row = el(table, "tr"), num = Math.max(each.batch + 1 - each.boundary, 0), what = el(row, "td", "", each.text);
         const bar = el(what, "div", "bar");
         for (const [name, s] of [["still", each.still_s], ["again", each.again_s]]) el(bar, "i", name).style.width = `${(s ?? 0) / most * 100}%`;
-        el(what, "div", "none", each.still_s === null ? "has not resumed yet" : `${time(each.still_s)} still, ${each.again_s === null ? "and now" : time(each.again_s)} for ${many(num, "batch")} again`);
+        const again = num ? `, ${each.again_s === null ? "and now" : time(each.again_s)} for ${many(num, "batch")} again` : ", no batch again";
+        el(what, "div", "none", each.still_s === null ? "has not resumed yet" : `${time(each.still_s)} still${again}`);
         el(row, "td", "n", each.still_s === null ? "" : time(each.still_s + (each.again_s ?? 0)));
       }
       if (p.failures.length) el(lost, "p", "none", "Nothing is lost for good: each layer's state is copied to other nodes every few batches, and what came after the newest copies is computed again, to the same bits.");
@@ -480,7 +518,7 @@ const Headway = (() => {
     tell(index) {
       const box = this.readout, p = this.picture;
       box.textContent = "";
-      const say = (name, text) => { const pair = el(box, "div"); el(pair, "dt", "", name); el(pair, "dd", "", text); };
+      const say = (name, text, full = "") => { const pair = el(box, "div"); el(pair, "dt", "", name); el(pair, "dd", "", text).title = full; };
       if (index === null) { say("batch", "none yet"); return; }
       const at = this.batch, value = (name) => {
         const line = this.series[name], found = line ? upTo(line.batches, at) : -1;
@@ -490,14 +528,14 @@ const Headway = (() => {
       say("batch", count(at));
       say("loss", full(this.series.loss.values[index]));
       const held = value("eval_loss");
-      if (held) say(held[1] === at ? "held-out loss" : `held-out loss, batch ${count(held[1])}`, full(held[0]));
+      if (held) say(held[1] === at ? "held-out loss" : `held-out loss, batch ${count(held[1])}`, held[0]?.toFixed(4) ?? "not finite", full(held[0]));
       if (p.other) {
         const found = nearest(p.other.loss.batches, at);
-        if (found >= 0 && p.other.loss.batches[found] === at) say(p.other.name, full(p.other.loss.values[found]));
+        if (found >= 0 && p.other.loss.batches[found] === at) say(p.other.name, Object.is(p.other.loss.values[found], this.series.loss.values[index]) ? "the same, in each digit" : full(p.other.loss.values[found]));
       }
       for (const [name, title] of [["learning_rate", "learning rate"], ["gradient_norm", "gradient norm"], ["tokens_per_s", "tokens/s"]]) {
         const told = value(name);
-        if (told && told[0] !== null) say(title, name === "tokens_per_s" ? count(Math.round(told[0])) : `${+told[0].toPrecision(5)}`);
+        if (told && told[0] !== null) say(title, name === "tokens_per_s" ? count(Math.round(told[0])) : `${+told[0].toPrecision(3)}`, full(told[0]));
       }
       const buttons = el(box, "div");
       for (const [text, title, act] of [["+", "zoom in", () => this.scale(0.5)], ["−", "zoom out", () => this.scale(2)], ["all", "show all batches", () => this.zoomAll()]]) {
@@ -558,10 +596,18 @@ const Headway = (() => {
     }
   }
 
-  /* `block.0-3` of layers between two indexes. */
+  /* `embed, blocks 0–3` of layers between two indexes. */
   const span = (layers, [first, last]) => {
-    const a = layers[first] ?? "", b = layers[last] ?? "";
-    return first === last ? a : `${a}–${b.replace("block.", "")}`;
+    const names = layers.slice(first, last + 1), blocks = names.filter((name) => name.startsWith("block.")).map((name) => name.slice(6));
+    const found = names.map((name) => name.startsWith("block.") ? blocks.length > 1 ? `blocks ${blocks[0]}–${blocks.at(-1)}` : `block ${blocks[0]}` : name);
+    return [...new Set(found)].join(", ");
+  };
+  /* What is seen of a curve between two batches: no more points than pixels. */
+  const part = (line, from, to, pixels) => {
+    const begin = Math.max(nearest(line.batches, from) - 1, 0), end = nearest(line.batches, to) + 2;
+    const seen = { batches: line.batches.slice(begin, end), values: line.values.slice(begin, end) };
+    while (seen.batches.length > pixels) thin(seen);
+    return seen;
   };
   /* Halves a curve in place: of each four points the least and the greatest stay. */
   const thin = (line) => {

@@ -25,7 +25,7 @@ from headway.daemon.cluster.measurements import ProgressRecord
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.net.certificates import CertificateAuthority
 from tests.integration.conftest import Etcd
-from tests.rigs.fake_cluster import records
+from tests.rigs.fake_cluster import node, records
 from tests.rigs.web import PLAIN, served
 
 
@@ -189,8 +189,10 @@ async def test_etcd_goes_away_and_comes_back(own_server_config: EtcdServerConfig
     await server.stop()
 
 
-async def test_a_record_that_cannot_be_drawn_is_told(address: ClusterAddress, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in one picture is a sentence on the page: the server and its other pages go on."""
+async def test_a_record_that_cannot_be_drawn_is_told(
+    address: ClusterAddress, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in one part is a sentence on the page: other parts, the server and its other pages go on."""
 
     def fail(*_: object, **__: object) -> None:
         raise ValueError("no picture")
@@ -201,6 +203,11 @@ async def test_a_record_that_cannot_be_drawn_is_told(address: ClusterAddress, mo
         for path, part in (("events", "about"), ("jobs/demo/events", "now"), ("events", "about")):
             async with browser.get(url.split("?")[0] + path) as answer:
                 await _until(answer, part, "ValueError: no picture")
+        monkeypatch.undo()
+        monkeypatch.setattr(live_state, "job_row", fail)
+        await client.put(Keys.node("late"), encode(node("late")))
+        async with browser.get(url.split("?")[0] + "events") as answer:
+            await _until(answer, "nodes", "late")
 
 
 async def test_who_reads_slowly_gets_the_newest_state() -> None:

@@ -186,8 +186,13 @@ def test_a_worker_tells_of_a_broken_link_until_it_is_resumed(make_pair: Pairs, p
     until([])
     proxy.drop()
     until([4])
+    [cut] = neighbours.cuts
+    assert (cut.ends, cut.num_cut, cut.num_back, cut.cut_s) == ((0, 4), 1, 0, 0.0)
     proxy.heal()
     until([])
+    [back] = neighbours.cuts
+    assert back.num_cut == back.num_back >= 1
+    assert back.cut_s > 0
 
 
 def test_an_endpoint_can_be_deaf(make_pair: Pairs) -> None:

@@ -15,7 +15,7 @@ from headway.daemon.cluster.records import EventRecord, PlanRecord
 from headway.daemon.jobs.changed_keys import job_text
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.reports.metrics_file import MetricsFile, read_rows
+from headway.daemon.reports.metrics_file import Gaps, MetricsFile, read_rows
 from headway.daemon.reports.picture import MOST_PLANS, MOST_POINTS, OtherRun, picture_of, reduced, telling_rows
 from headway.daemon.reports.report_page import page_html
 from tests.rigs.pictured_job import BEGAN_S, job_view, outline, rows, story
@@ -223,6 +223,20 @@ def test_the_telling_rows_of_a_stretch_have_its_extremes() -> None:
     kept = [row.batch for row in telling_rows(history)]
     assert {0, 40, 60, 99} <= {*kept}
     assert len(kept) <= 2 + 2 * 5
+
+
+def test_rows_that_are_lost_are_told() -> None:
+    """Batches 20 to 49 have none: told once, also where every tenth is asked for; evaluated ones between are no gap."""
+    there = [row for row in rows(100) if not 20 <= row.batch < 50]
+    for every, first in ((1, 20), (10, 20), (7, 21)):
+        gaps = Gaps(every=every)
+        told = [gaps.before(row) for row in there if row.batch % every == 0 or row.batch % 20 == 5]
+        due = -(-50 // every) * every
+        assert [text.partition(" are lost")[0] for text in told if text] == [
+            f"the rows of batches {first} to {due - 1}"
+        ]
+    job = job_view(100)
+    assert picture_of(job, {}, there, now_s=0.0, lost_rows="x").lost_rows == "x"
 
 
 def test_a_name_is_the_default(tmp_path: Path) -> None:
