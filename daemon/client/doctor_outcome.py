@@ -31,6 +31,7 @@ class Outcome(StrEnum):
     REVOKED = "revoked"
     OTHER_NAME = "another name"
     OTHER_PROCESS = "another process"
+    OTHER_RELEASE = "another release"
     OTHER_SERVICE = "another service"
     NOT_BEHIND_PORT = "not behind that port"
     ENDED = "ended in the handshake"
@@ -63,6 +64,7 @@ _MARKS: Final = (
     (ENDED, Outcome.ENDED),
     ("it takes connections, but does not answer", Outcome.HANGS),
     (LEADERLESS, Outcome.NO_MAJORITY),
+    (" instead of ", Outcome.OTHER_RELEASE),  # protocol 13 instead of 14
 )
 """Parts of lines, and their outcomes; the first that fits counts."""
 
@@ -94,6 +96,7 @@ OF_NODES: Final[Mapping[Outcome, str]] = {
     Outcome.REVOKED: "`headway certs list` says who revoked it, and `headway certs restore NAME` undoes it",
     Outcome.OTHER_NAME: "another node has that address: correct the `advertise_host` or `announce` of the wrong one",
     Outcome.OTHER_PROCESS: "it has just started again, or another node has its address: try again in a minute",
+    Outcome.OTHER_RELEASE: "nothing is closed: upgrade the one with the lower protocol, and both compute together",
     Outcome.OTHER_SERVICE: "correct the node's `listen`, `announce` or the router's mapping",
     Outcome.NOT_BEHIND_PORT: "it has lost the relay there, or is starting: `headway nodes` shows where it is now",
     Outcome.ENDED: "it takes no certificate of this authority or at this time, or its daemon is just ending: compare "

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from headway.daemon.client.doctor_outcome import Outcome, outcome_of
 from headway.daemon.cluster.measurements import Port
 from headway.daemon.cluster.records import PROTOCOL_VERSION
 from headway.daemon.net import reach_dial
@@ -80,6 +81,16 @@ def test_another_worker_behind_the_address_is_told(loop: LoopThread, worker: Tar
     """An address that leads to another machine's worker is no way to this one."""
     other = replace(worker, worker="w-2")
     assert dialled(loop, other, identity) == "another process listens here now"
+
+
+def test_a_worker_of_another_release_is_told_as_such(
+    loop: LoopThread, worker: Target, identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No port is closed, so nobody is told to open one."""
+    monkeypatch.setattr(reach_dial, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    reason = dialled(loop, worker, identity)
+    assert reason == f"protocol {PROTOCOL_VERSION + 1} instead of {PROTOCOL_VERSION}"
+    assert outcome_of(reason) is Outcome.OTHER_RELEASE
 
 
 def test_a_stranger_is_told_by_the_certificate(loop: LoopThread, worker: Target, stranger: TlsIdentity) -> None:
