@@ -1,14 +1,16 @@
 """Pictures of the pages, by a headless Chromium.
 
-    .venv/bin/python bench/screenshots.py --out docs
+    PYTHONPATH=. .venv/bin/python bench/screenshots.py --out docs
 
-It runs `headway demo`, and writes page_dark.png and page_phone.png of its report. Then it trains the demo's job in a
-cluster of `headway up`, kills a machine, and writes page_job.png and page_cluster.png of `headway web`.
+It trains the demo's job in a cluster of `headway up`, kills a machine, and writes page_job.png, page_cluster.png and
+page_cluster_phone.png of `headway web`. Then it runs `headway demo`, and writes report.png, page_dark.png and
+page_phone.png of its report. ImageMagick makes them small.
 """
 
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -34,6 +36,8 @@ async def of_report(page: Page, folder: Path, out: Path) -> None:
     demo = await asyncio.create_subprocess_exec(HEADWAY, "demo", "--out", folder, stdout=asyncio.subprocess.DEVNULL)
     assert await demo.wait() == 0, "the demo failed"
     await page.goto(f"file://{folder}/report.html")
+    await page.until(f"{DONE} > 0")
+    await picture(page, out / "report.png", width=1240, height=1000)
     await picture(page, out / "page_dark.png", width=1240, height=1000, is_dark=True)
     await picture(page, out / "page_phone.png", width=390, height=844, scale=1.5)
 
@@ -58,7 +62,8 @@ async def of_cluster(page: Page, folder: Path, out: Path) -> None:
             await picture(page, out / "page_job.png", width=1240, height=1000)
             await page.goto((await url).split("?")[0])
             await page.until("!!document.querySelector('#jobs a') && !!document.querySelector('#members table')")
-            await picture(page, out / "page_cluster.png", width=1240, height=800)
+            await picture(page, out / "page_cluster.png", width=1240, height=860)
+            await picture(page, out / "page_cluster_phone.png", width=390, height=844, scale=1.5)
         finally:
             serving.cancel()
             await asyncio.wait({serving})
@@ -92,6 +97,9 @@ async def picture(
     await asyncio.sleep(0.5)  # the page is drawn anew for this size in its next frames
     await page.value("scrollTo(0, 0)")
     await page.shoot(path)
+    if (smaller := shutil.which("convert")) is not None:
+        told = await asyncio.create_subprocess_exec(smaller, path, "-colors", "96", f"PNG8:{path}")
+        assert await told.wait() == 0, "ImageMagick failed"
     sys.stdout.write(f"{path}: {path.stat().st_size / 1e3:.0f} kB\n")
 
 

@@ -257,7 +257,8 @@ class HistoryOptions:
 def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
     """Show each batch of a job from its beginning: loss, held-out loss, learning rate, gradient norm, tokens/s, plan.
 
-    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
+    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them. --follow writes
+    where the job's [report] says, unless an option says otherwise.
 
     \b
     headway history my-job --every 100
@@ -280,9 +281,13 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     async def work(session: "ClusterSession") -> None:
         read = follow_history if options.follow else read_history
         num_rows, gaps = 0, Gaps(every=options.every, due=options.from_batch)
-        uid = job_of(await session.view(), job).uid
+        found = job_of(await session.view(), job)
         where_to = {name: getattr(options, name) for name in ("jsonl", "tensorboard", "wandb")}
-        with opened(job, uid, **where_to) as write:
+        if options.follow and found.spec is not None and not any(where_to.values()):
+            told = found.spec.report
+            where_to = {name: Path(path) for name in ("jsonl", "tensorboard") if (path := getattr(told, name))}
+            where_to |= {"wandb": told.wandb} if told.wandb else {}
+        with opened(job, found.uid, **where_to) as write:
             async for row in read(session, job, from_batch=options.from_batch, every=options.every):
                 if not num_rows and not as_json:
                     say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)

@@ -159,6 +159,17 @@ class QueueSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSpec:
+    """`[report]`: where whoever follows the job writes its history. Affects no bits; workers never see it."""
+
+    jsonl: str = ""
+    """A file on the follower's machine, as each path here; empty: none."""
+    tensorboard: str = ""
+    """A folder, which gets one for the job."""
+    wandb: Literal["", "offline", "online"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One training run. Equal specs give equal bits on equal arithmetic, in any cluster."""
 
@@ -170,6 +181,7 @@ class JobSpec:
     fault: FaultSpec = field(default_factory=FaultSpec)
     placement: PlacementSpec = field(default_factory=PlacementSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
+    report: ReportSpec = field(default_factory=ReportSpec)
     plugins: PluginsSpec = field(default_factory=PluginsSpec)
     origin: OriginSpec = field(default_factory=OriginSpec, metadata={NOT_IN_FILES: True})
 

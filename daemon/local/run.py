@@ -10,13 +10,13 @@ from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession, unless
 from headway.daemon.client.job_picture import TracedPipeline, draw_job, traced
-from headway.daemon.client.job_requests import submit
+from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
 from headway.daemon.client.submission import Link, read_draft
 from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSpec, ReportSpec
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
@@ -32,6 +32,8 @@ FAILURE_NAME = "failure.log"
 REPORT_NAME = "report.html"
 TRACED_AT = 0.8
 """Share of the batches after which the pipeline is looked at, for the report."""
+LAST_ROWS_S = 120.0
+"""Time for the writers of [report] to take the last rows."""
 DEATH_GRACE_S = 60.0
 """Time after the death of a process of the cluster for the coordinator to decide about the job."""
 
@@ -117,7 +119,8 @@ async def _train(
     from headway.daemon.client.export import export  # imports torch, which a refused job does not need
 
     journal = JournalCopy(session, name, out / METRICS_NAME)
-
+    spec = job_of(await session.view(), name).spec
+    follower = await _write_elsewhere(cluster, spec) if spec is not None and spec.report != ReportSpec() else None
     tracing: asyncio.Task[tuple[TracedPipeline | None, str]] | None = None
 
     async def on_change(view: ClusterView, job: JobView) -> None:
@@ -137,11 +140,27 @@ async def _train(
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())
-        return job, await draw_report(session, name, out, tracing)
+        picture = await draw_report(session, name, out, tracing)
+        if follower is not None:
+            with suppress(TimeoutError):  # it is told below, by what it did not write
+                async with asyncio.timeout(LAST_ROWS_S):
+                    await follower.wait()
+        return job, picture
     finally:
         if tracing is not None:
             tracing.cancel()
+        if follower is not None and follower.returncode is None:
+            sys.stderr.write("headway: [report] is not written to its end\n")
+            follower.terminate()
+            await follower.wait()
         await journal.close()
+
+
+async def _write_elsewhere(cluster: LocalCluster, spec: JobSpec) -> asyncio.subprocess.Process:
+    """Start what writes a job's [report], in a process of its own: whatever becomes of it, the job goes on."""
+    command = [sys.executable, "-m", "headway.daemon.cli.main", "history", spec.job.name, "--follow"]
+    where = ["--cluster", str(cluster.state_dir)]
+    return await asyncio.create_subprocess_exec(*command, *where, stdout=asyncio.subprocess.DEVNULL)
 
 
 async def draw_report(

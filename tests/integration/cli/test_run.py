@@ -34,13 +34,19 @@ def plain(standing: Any) -> Path:
 
 @pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_equals_the_reference_bit_for_bit(program: Any, plain: Path, num_nodes: int) -> None:
-    """One job by the plain loop and by 1 or 2 nodes: equal losses, equal tensors, no process left."""
+    """One job by the plain loop and by 1 or 2 nodes: equal losses, equal tensors, no process left; and its [report],
+    which the plain loop's job has not, is written where it says.
+    """
     job = program.job(min_nodes=num_nodes)
+    with job.open("a") as more:
+        more.write('\n[report]\njsonl = "also.jsonl"\ntensorboard = "runs"\n')
     code, out, err = program.run("run", str(job), "--nodes", str(num_nodes), "--out", "piped")
     assert code == 0, out + err
     piped = program.folder / "piped"
     assert len(losses(plain)) == 5
     assert losses(piped) == losses(plain)
+    assert (program.folder / "also.jsonl").read_bytes() == (piped / "metrics.jsonl").read_bytes()
+    assert len([*(program.folder / "runs").rglob("*tfevents*")]) == 1
     assert tensors(piped) == tensors(plain)
     assert tensors(plain)
     assert program.leftovers() == []
