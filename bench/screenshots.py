@@ -28,7 +28,7 @@ HEADWAY: Final = Path(sys.executable).with_name("headway")
 JOB: Final = Path(__file__).parents[1] / "docs/jobs/demo.toml"
 START_S: Final = 120.0
 TRAINING_S: Final = 600.0
-DONE: Final = "typeof Headway === 'object' && Headway.page ? Headway.page.done : 0"
+DONE: Final = "(typeof Headway === 'object' && Headway.page ? Headway.page.done : 0)"
 
 
 async def of_report(page: Page, folder: Path, out: Path) -> None:
@@ -98,7 +98,7 @@ async def picture(
     await page.value("scrollTo(0, 0)")
     await page.shoot(path)
     if (smaller := shutil.which("convert")) is not None:
-        told = await asyncio.create_subprocess_exec(smaller, path, "-colors", "96", f"PNG8:{path}")
+        told = await asyncio.create_subprocess_exec(smaller, path, "+dither", "-colors", "128", f"PNG8:{path}")
         assert await told.wait() == 0, "ImageMagick failed"
     sys.stdout.write(f"{path}: {path.stat().st_size / 1e3:.0f} kB\n")
 

@@ -32,7 +32,7 @@ function table(columns, rows) {
   const head = kept.map((index) => el("th", { class: columns[index][2] }, columns[index][0]));
   const body = rows.map((_, row) => el("tr", {}, kept.map((index) => {
     const [[title, , kind], cell] = [columns[index], cells[index][row]];
-    return isEmpty(cell) ? el("td", { class: kind }) : el("td", { class: kind, "data-title": title }, cell);
+    return isEmpty(cell) ? el("td", { class: kind }) : el("td", { class: kind, "data-title": title }, el("div", {}, cell));
   })));
   return el("table", { class: "told" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
 }

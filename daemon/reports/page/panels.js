@@ -199,7 +199,7 @@ const Headway = (() => {
       el(this.title, "p", "lead", `${lead.join(". ")}.`);
       const exact = el(this.title, "p", "lead");
       if (p.other) { el(exact, "strong", "", `Difference to ${p.other.name}: ${p.other.sentence}. `); }
-      if (p.is_exact !== null) exact.append(`${p.is_exact ? "Exact" : "Not exact"}: ${p.exact_reason}.`);
+      if (p.is_exact !== null) exact.append(`${p.is_exact ? "Exact" : "Not exact"}: ${p.exact_reason.replace(/ \(.*\)$/, "")}.`);  // each class stands below
     }
 
     /* The next section of the stack, with its title and what its colours mean: that of the draw before, if it says the same. */
@@ -245,7 +245,7 @@ const Headway = (() => {
           { ...axis, size: 24, gap: 4, splits: () => steps(this.from, this.to, this.width / 90), values: (_, found) => found.map(count) },
           { ...axis, size: () => this.left, gap: 6, values: (_, found) => found.map(short) },
         ],
-        series: [{}, ...found.map(([, , colour, more]) => ({ stroke: colourOf(colour), width: 1.5, points: { show: false }, ...more }))],
+        series: [{}, ...found.map(([, , colour, more]) => ({ stroke: colourOf(colour), width: 1.5, points: { show: (u) => u.data[0].length < 3, size: 6 }, ...more }))],
         hooks: { draw: [(drawn) => {
           const r = devicePixelRatio || 1, pen = drawn.ctx, top = drawn.bbox.top / r;
           pen.save(); pen.scale(r, r);
