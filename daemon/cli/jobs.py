@@ -498,4 +498,7 @@ def report(
         return as_json_text(picture)
     write_report(picture, out)
     difference = [f"difference to {picture.other.name}: {picture.other.sentence}"] if picture.other is not None else []
-    return [*difference, f"{out}: {picture.num_done} of {picture.num_batches} batches of {job}; a browser opens it"]
+    return [
+        *difference,
+        f"{out}: {picture.num_done} of {counted(picture.num_batches, 'batch')} of {job}; a browser opens it",
+    ]

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.lineage import PlanOutline
 from headway.daemon.cluster.records import EventRecord, NodeRecord
 from headway.daemon.decide.job_view import JobView
@@ -530,7 +531,8 @@ def _difference(pairs: Sequence[tuple[int, float]], num_rows: int) -> str:
     if not pairs:
         return "they have no batch in common"
     differing = [(batch, value) for batch, value in pairs if value != 0.0]
-    all_of = f"all {len(pairs)} batches" if len(pairs) == num_rows else f"the {len(pairs)} batches that both have"
+    told = counted(len(pairs), "batch")
+    all_of = f"all {told}" if len(pairs) == num_rows else f"the {told} that both have"
     if not differing:
         return f"0 in {all_of}"
     batch, most = max(differing, key=lambda pair: abs(pair[1]))
