@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import getproxies_environment
 
 import fsspec
 
@@ -48,6 +49,10 @@ _NO_ANSWER: Final = (
     "ServerDisconnectedError",
     "FSTimeoutError",
     "TimeoutError",
+    "ConnectError",  # of httpx, which asks the Hub
+    "ConnectTimeout",
+    "ReadTimeout",
+    "ProxyError",
 )
 
 
@@ -133,7 +138,12 @@ def sentence(error: BaseException) -> str:
     if _is_named(error, _NO_CREDENTIALS):
         return f"this node has no credentials for it ({said or type(error).__name__})"
     if _is_named(error, _NO_ANSWER):
-        return f"its server does not answer ({said or type(error).__name__})"
+        through = (
+            ", or the web proxy of the environment,"
+            if getproxies_environment().keys() & {"http", "https", "all"}
+            else ""
+        )
+        return f"its server{through} does not answer ({said or type(error).__name__})"
     if isinstance(error, OSError | ValueError) and said:
         return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

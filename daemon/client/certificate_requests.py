@@ -23,7 +23,7 @@ from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Delete, Put
-from headway.daemon.net.certificates import issuer_of, names_in, read_certificate, write_private
+from headway.daemon.net.certificates import CLOCK_SKEW, issuer_of, names_in, read_certificate, write_private
 from headway.daemon.net.join_token import SERVER_NAME, JoinToken, write_token
 from headway.daemon.net.renewals import asked_of_authority
 from headway.daemon.net.signing_request import NEXT_KEY, next_key, signing_request
@@ -103,8 +103,9 @@ def made_certificates(authority: Path) -> list[KnownCertificate]:
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from error
         role = next(iter(roles_among(names_in(made))), "")
-        first, last = (each.timestamp() for each in (made.not_valid_before_utc, made.not_valid_after_utc))
-        found.append(KnownCertificate(path.parent.name, str(role), first, last, None, "", False))
+        first, last = made.not_valid_before_utc + CLOCK_SKEW, made.not_valid_after_utc
+        times = (first.timestamp(), last.timestamp())
+        found.append(KnownCertificate(path.parent.name, str(role), *times, None, "", False))
     if not found:
         raise ConfigError("has no certificates: name the folder of `headway certs`", str(authority))
     return found

@@ -180,8 +180,8 @@ def _web_proxies(environment: Mapping[str, str]) -> list[Finding]:
     if not names:
         return []
     advice = (
-        "s3:// stores and etcd's members among each other obey it: name their hosts in no_proxy; http(s):// stores "
-        """obey it only with FSSPEC_HTTP='{"client_kwargs": {"trust_env": true}}'"""
+        "hf:// and s3:// stores and etcd's members among each other obey it: name their hosts in no_proxy; http(s):// "
+        """stores obey it only with FSSPEC_HTTP='{"client_kwargs": {"trust_env": true}}'"""
     )
     found = f"{', '.join(names)}: no connection between nodes or to etcd goes through it"
     return [Finding(what="web proxy", is_fine=True, found=found, advice=advice)]

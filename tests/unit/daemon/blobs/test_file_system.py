@@ -91,6 +91,15 @@ def test_every_error_is_ours_with_the_url_and_one_line(
     assert words in told.value.what
 
 
+def test_a_dead_web_proxy_is_named_beside_the_server(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver says only that a connection was refused, and the Hub's did not refuse it."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    mood.error = lambda: type("ConnectError", (Exception,), {})("[Errno 111] Connection refused")
+    found = r"its server, or the web proxy of the environment, does not answer \(\[Errno 111\] Connection refused\)"
+    with pytest.raises(RecoveryError, match=found):
+        read_manifest(URL)
+
+
 def test_a_cause_counts_as_well(mood: Mood) -> None:
     """A driver wraps the missing credentials into an error of its own."""
 

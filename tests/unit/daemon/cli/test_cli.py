@@ -7,6 +7,7 @@ import resource
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -445,6 +446,9 @@ def test_certificates_of_an_authoritys_folder_are_listed_beside_the_clusters(
     assert (rows["me"][1], rows["me"][2]) == ("operator", "-")
     assert {"a", "b", "etcd"} < rows.keys()
     assert not told
+    listed = json.loads(headway("certs", "list", "--ca", str(tmp_path / "ca"), "--json")[1])
+    since = next(each["issued_at"] for each in listed if each["name"] == "me")
+    assert abs(since - time.time()) < 600, "since it was made, not since it is valid"
     assert "--operator me --operator node-a" in headway("certs", "etcd-users")[2], "nobody could change anything"
     _, out, _ = headway("certs", "etcd-users", "--operator", "me")
     assert "etcdctl user add --no-password a\netcdctl user grant-role a headway-node" in out
