@@ -460,14 +460,18 @@ def _events(records: Sequence[EventRecord], generations: Sequence[Generation]) -
     furthest = {each.number: each.furthest for each in generations}
     found = []
     batch = 0
+    told = set[tuple[int, int]]()  # links whose cut has been told of, and not their return
     for record in records:
+        ends = {cuts.ends for cuts in record.cuts}
+        is_cut = not ends <= told
+        told = (told - ends) | {cuts.ends for cuts in record.cuts if cuts.num_back < cuts.num_cut}
         if record.plan is not None:
-            batch = record.plan.boundary
+            batch, told = record.plan.boundary, set()
         elif record.is_failure:
             batch = max(furthest.get(record.generation, 1) - 1, 0)
         else:
             batch = max(batch, first.get(record.generation, 0), record.batch)
-        kind = "failure" if record.is_failure else "note" if record.cuts else "other"
+        kind = "failure" if record.is_failure else "note" if is_cut else "other"
         kind = "plan" if record.plan is not None else kind
         found.append(Event(at_s=record.at, batch=batch, text=_cut(record.text), kind=kind))
     return found

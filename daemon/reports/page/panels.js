@@ -194,7 +194,9 @@ const Headway = (() => {
       el(this.title, "h1", "", p.job);
       const plans = p.generations.length, again = p.failures.reduce((sum, each) => sum + Math.max(each.batch + 1 - each.boundary, 0), 0);
       lead.push(`${p.phase}: ${count(this.done)} of ${many(p.num_batches, "batch")}, ${many(plans, "plan")} on ${many(p.devices.length, "device")}`);
-      if (p.failures.length) lead.push(`${many(p.failures.length, "failure")}, ${many(again, "batch")} computed again, ${time(p.failures.reduce((sum, each) => sum + (each.still_s ?? 0) + (each.again_s ?? 0), 0))} lost`);
+      const struck = [...p.failures, ...p.cuts], faults = [[p.failures, "failure"], [p.cuts, "cut link"]].filter(([those]) => those.length);
+      const lost_s = struck.reduce((sum, each) => sum + (each.still_s ?? 0) + (each.again_s ?? 0), 0);
+      if (struck.length) lead.push(`${faults.map(([those, what]) => many(those.length, what)).join(" and ")}, ${many(again, "batch")} computed again, ${time(lost_s)} lost`);
       if (p.lost_rows) lead.push(p.lost_rows[0].toUpperCase() + p.lost_rows.slice(1));
       el(this.title, "p", "lead", `${lead.join(". ")}.`);
       const exact = el(this.title, "p", "lead");
@@ -298,7 +300,7 @@ const Headway = (() => {
       const p = this.picture, found = [];
       if (p.generations.length > 1) found.push([null, "│ new plan"]);
       if (p.failures.length) found.push([null, "✕ failure"], [null, "▒ computed again"]);
-      if (p.events.some((each) => each.kind === "note")) found.push([null, "✂ fault without loss"]);
+      if (p.events.some((each) => each.kind === "note")) found.push([null, "✂ link cut"]);
       return found;
     }
 
@@ -535,7 +537,7 @@ const Headway = (() => {
       }
       for (const [name, title] of [["learning_rate", "learning rate"], ["gradient_norm", "gradient norm"], ["tokens_per_s", "tokens/s"]]) {
         const told = value(name);
-        if (told && told[0] !== null) say(title, name === "tokens_per_s" ? count(Math.round(told[0])) : `${+told[0].toPrecision(3)}`, full(told[0]));
+        if (told && told[0] !== null) say(title, name === "tokens_per_s" ? count(Math.round(told[0])) : told[0] && Math.abs(told[0]) < 1e-3 ? told[0].toExponential(2) : `${+told[0].toPrecision(3)}`, full(told[0]));
       }
       const buttons = el(box, "div");
       for (const [text, title, act] of [["+", "zoom in", () => this.scale(0.5)], ["−", "zoom out", () => this.scale(2)], ["all", "show all batches", () => this.zoomAll()]]) {

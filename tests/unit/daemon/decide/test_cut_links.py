@@ -41,7 +41,7 @@ def test_a_cut_link_is_one_line_and_its_return_another() -> None:
     assert not view.failures
     picture = picture_of(view.jobs["first"], {}, [], now_s=0.0)
     assert [(each.still_s, each.num_again) for each in picture.cuts] == [(4.25, 0), (0.5, 0)]
-    assert [each.kind for each in picture.events[-3:]] == ["note"] * 3
+    assert [each.kind for each in picture.events[-3:]] == ["note", "other", "note"], "a mark for each cut"
 
 
 def test_a_link_that_flaps_fills_no_list() -> None:
