@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -58,8 +59,6 @@ AnswerT = TypeVar("AnswerT")
 
 SENDING_TIMEOUT_S: Final = 3600.0
 """Default deadline of calls that move a job's data or its model."""
-GRACE_S: Final = 5.0
-"""Time for a call to end by itself after its deadline."""
 GIB: Final = 1 << 30
 _STARTING: Final = threading.Lock()
 
@@ -287,7 +286,7 @@ class Client:
                 where = f"headway.Client.{what}"
                 raise TimeoutError(f"{where}: not done within {limit_s:g} s by the cluster of {self._etcd}") from error
 
-        return _result(within(), timeout_s=limit_s + GRACE_S)
+        return _result(within())
 
 
 def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -> "PlanPreview":
@@ -373,27 +372,32 @@ def _aside(work: Callable[[], AnswerT]) -> AnswerT:
         return pool.submit(work).result()
 
 
-def _result(work: Coroutine[Any, Any, AnswerT], *, timeout_s: float | None = None) -> AnswerT:
+def _result(work: Coroutine[Any, Any, AnswerT]) -> AnswerT:
     """Return the result of work in the event loop of all clients; an interrupted caller's work is cancelled.
 
-    timeout_s: the wait's own limit, behind those of the work: after os.fork no loop would keep them.
+    Raises ConfigError in a process that was forked after the first client: neither the loop nor gRPC runs there.
     """
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    loop, process = _loop()
+    if process != os.getpid():
+        work.close()
+        what = "was forked from one that has a Client, whose threads are missing here"
+        raise ConfigError(f'{what}; start it with multiprocessing\'s "spawn"', "this process")
+    future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        return future.result(timeout_s)
+        return future.result()
     except BaseException:
         future.cancel()
         raise
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the one event loop: connections belong to the loop in which they were opened."""
+def _loop() -> tuple[asyncio.AbstractEventLoop, int]:
+    """Return the one event loop, to which all connections belong, and the process in which it runs."""
     with _STARTING:
         return _started()
 
 
 @cache
-def _started() -> asyncio.AbstractEventLoop:
+def _started() -> tuple[asyncio.AbstractEventLoop, int]:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="headway", daemon=True).start()
-    return loop
+    return loop, os.getpid()

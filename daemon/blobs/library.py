@@ -21,8 +21,9 @@ from headway.daemon.blobs.file_threads import Beat, FileThreads
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.verified_shards import VerifiedShards
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, data_folder
+from headway.daemon.jobs.resolve import data_folder
 from headway.stages.data.shard_index import INDEX_NAME, fingerprint, read_index
+from headway.stages.data.source_choice import BUILT_IN_SOURCES
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Final
 
 import typer
@@ -86,14 +87,13 @@ def write_job(name: str, *, model: str | None) -> list[str]:
     _write(path, text)
     lines = [f"{path}: a job to begin with; its comments say what may be changed. Next:"]
     if model is not None:
-        prepare = (
-            f"headway data prepare chats.jsonl --chat --tokenizer {model} --pack 2048 --validation 0.02 --out chats"
-        )
-        lines.append(f"  {prepare}")
+        prepare = f"headway data prepare chats.jsonl --chat --tokenizer {quote(model)}"
+        lines.append(f"  {prepare} --pack 2048 --validation 0.02 --out chats")
+    file, out = quote(str(path)), quote(str(path.parent / "runs" / job))
     return [
         *lines,
-        f"  headway run {path} --nodes 2 --out {path.parent / 'runs' / job}     # on this machine alone",
-        f"  headway submit {path} && headway watch {job}     # on a cluster, as that of `headway up`",
+        f"  headway run {file} --nodes 2 --out {out}     # on this machine alone",
+        f"  headway submit {file} && headway watch {job}     # on a cluster, as that of `headway up`",
     ]
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -340,11 +341,12 @@ def logs(job: JobName, options: LogOptions, where: Where, as_json: AsJsonLines =
 
         is_read = sys.stdout.isatty()
         told = read_logs(session, job, node=options.node, follow=options.follow, last_lines=options.lines)
-        async for line in told:
-            if as_json:
-                say(msgspec.json.encode({"node": line.node, "text": line.text}).decode())
-            else:
-                say(f"{line.node} | {readable(line.text) if is_read else line.text}")
+        async with aclosing(told):  # its reader may leave first
+            async for line in told:
+                if as_json:
+                    say(msgspec.json.encode({"node": line.node, "text": line.text}).decode())
+                else:
+                    say(f"{line.node} | {readable(line.text) if is_read else line.text}")
 
     where.run(work)
 

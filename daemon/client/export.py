@@ -21,13 +21,14 @@ from headway.daemon.decide.boundaries import holders, newest_complete
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir
+from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.models.adapter_folder import AdapterFolderWriter
 from headway.daemon.models.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.models.model_place import replaced
 from headway.daemon.models.origin_parts import Carried, carried_in
 from headway.daemon.reports.metrics_file import METRICS_NAME
 from headway.daemon.text.data_tokenizer import DataTokenizer, tokenizer_json
+from headway.stages.data.source_choice import BUILT_IN_SOURCES
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.model.adapters import is_of_adapter, merged
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes

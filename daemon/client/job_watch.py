@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -322,7 +322,7 @@ async def follow_history(
 
 async def read_logs(
     session: ClusterSession, job: str, *, node: str = "", follow: bool = False, last_lines: int = 0
-) -> AsyncIterator[control_pb2.LogLine]:
+) -> AsyncGenerator[control_pb2.LogLine, None]:
     """Yield the lines of every node, or of one. Raises ConfigError for an unknown name, UnavailableError."""
     view = await session.view()
     job_of(view, job)

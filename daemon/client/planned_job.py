@@ -12,10 +12,11 @@ from headway.daemon.jobs.device_defaults import with_device_defaults
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.plugins import with_plugins
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, check_adapter, default_cache_dir, has_data_here, with_data
+from headway.daemon.jobs.resolve import check_adapter, default_cache_dir, has_data_here, with_data
 from headway.daemon.jobs.typed_toml import read_text
 from headway.daemon.models.origin_config import model_opener
 from headway.daemon.plan.connections import LinkAssumptions
+from headway.stages.data.source_choice import BUILT_IN_SOURCES
 
 
 def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, frozenset[str], bool]:

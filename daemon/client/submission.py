@@ -30,12 +30,13 @@ from headway.daemon.jobs.data_choices import continued_schedule
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec, ReportSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME, read_index
+from headway.stages.data.source_choice import BUILT_IN_SOURCES
 from headway.stages.errors import DataError
 
 MOST_NODES: Final = 64

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
+from headway.stages.data.source_choice import STDLIB
 from headway.stages.plugin_names import Settings, is_import_path
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.state.file_digest import FileDigest
@@ -61,7 +62,7 @@ class SourceSpec:
 class DataSpec:
     """`[data]`"""
 
-    source: str = "python-stdlib"
+    source: str = STDLIB
     """`python-stdlib`, `headway-docs`, or a folder made by `headway data prepare`; the import path of a plug-in, until
     that has run.
     """

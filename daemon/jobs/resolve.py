@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.places import is_url
@@ -26,12 +26,10 @@ from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.plugins import with_plugins
 from headway.stages.attention_kernels import KernelDevice
-from headway.stages.data.source_choice import mixture_sha256
+from headway.stages.data.source_choice import BUILT_IN_SOURCES, HEADWAY_DOCS, mixture_sha256
 
 if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
-
-BUILT_IN_SOURCES: Final = ("python-stdlib", "headway-docs")
 
 ReadIndex = Callable[[str], "ShardIndex"]
 """Returns the index of the data at a URL. Raises ConfigError."""
@@ -163,11 +161,11 @@ def data_folder(source: str, cache_dir: Path) -> Path:
 
     Raises DataError when it does not exist.
     """
-    from headway.stages.data.stdlib_corpus import DOCS_NAME, builtin_corpus, docs_corpus
+    from headway.stages.data.stdlib_corpus import builtin_corpus, docs_corpus
 
     if source not in BUILT_IN_SOURCES:
         return Path(source)
-    return docs_corpus(cache_dir) if source == DOCS_NAME else builtin_corpus(cache_dir)
+    return docs_corpus(cache_dir) if source == HEADWAY_DOCS else builtin_corpus(cache_dir)
 
 
 def _find_data(

@@ -18,6 +18,7 @@ from headway.daemon.base.terminal import counted
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import nearest
 from headway.optim.spec import OPTIMIZERS, GroupSpec
+from headway.stages.data.source_choice import BUILT_IN_SOURCES, STDLIB
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.config_parts import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.model.hugging_face import family_of
@@ -121,7 +122,7 @@ def _data_faults(spec: JobSpec) -> Faults:
     for key, part, weight in zip(data.part_keys, data.parts, data.weights, strict=True):
         yield from _faults_of_text(f"{key}.source", part.source)
         if not part.source:
-            yield f"{key}.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`"
+            yield f"{key}.source", f"is empty; set it to {STDLIB} or a folder of `headway data prepare`"
         if is_url(part.source) and (why := why_no_url(part.source)):
             yield f"{key}.source", why
         if not least <= weight <= most:
@@ -169,7 +170,7 @@ def _text_faults(spec: JobSpec) -> Faults:
 
 
 def _vocabulary_faults(spec: JobSpec) -> Faults:
-    is_of_bytes = any(part.source in ("python-stdlib", "headway-docs") for part in spec.data.parts)
+    is_of_bytes = any(part.source in BUILT_IN_SOURCES for part in spec.data.parts)
     if not is_of_bytes or spec.model.vocab_size >= BYTE_VOCABULARY:
         return
     if spec.origin.url:

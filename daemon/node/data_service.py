@@ -17,10 +17,10 @@ from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.blobs.state_store import read_chunks
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCES
 from headway.daemon.models.origin_folder import OriginFolder
 from headway.proto import control_pb2
 from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, parse_index
+from headway.stages.data.source_choice import BUILT_IN_SOURCES
 from headway.stages.errors import UnavailableError
 
 ALIVE_S: Final = 2.0

@@ -10,6 +10,11 @@ from hashlib import blake2b
 from itertools import accumulate, count
 from typing import Final
 
+STDLIB: Final = "python-stdlib"
+HEADWAY_DOCS: Final = "headway-docs"
+BUILT_IN_SOURCES: Final = (STDLIB, HEADWAY_DOCS)
+"""Data that needs no folder: `stdlib_corpus` makes it."""
+
 _BITS: Final = 53
 """Bits of a drawn fraction: those that float64 has."""
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.shard_writer import DataForm, writing_shards
+from headway.stages.data.source_choice import HEADWAY_DOCS, STDLIB
 from headway.stages.errors import DataError
 
-SOURCE_NAME = "python-stdlib"
-DOCS_NAME = "headway-docs"
 DOCS_FILE = Path(__file__).with_name("headway_docs.txt.gz")
 """Never changed: `docs/jobs/small.toml` has an expected loss on it."""
 END_OF_FILE = 0
@@ -37,7 +36,7 @@ def builtin_corpus(cache_dir: Path) -> Path:
     texts = (file.read_bytes() + bytes([END_OF_FILE]) for file in stdlib_sources(library))
     what = "this Python has no sources of its standard library; name a data folder"
     return _written(
-        cache_dir / f"{SOURCE_NAME}-{release}-v1",
+        cache_dir / f"{STDLIB}-{release}-v1",
         texts,
         provenance=f"sources of the standard library of Python {release}",
         if_empty=DataError(str(library), what),
@@ -48,7 +47,7 @@ def docs_corpus(cache_dir: Path) -> Path:
     """Return the folder of the documentation's token shards, below `cache_dir`; the first caller writes it."""
     texts = (gzip.decompress(path.read_bytes()) for path in [DOCS_FILE])
     empty = DataError(str(DOCS_FILE), "is empty; install Headway again")
-    return _written(cache_dir / f"{DOCS_NAME}-v1", texts, provenance="Headway's documentation", if_empty=empty)
+    return _written(cache_dir / f"{HEADWAY_DOCS}-v1", texts, provenance="Headway's documentation", if_empty=empty)
 
 
 def _written(folder: Path, texts: Iterator[bytes], *, provenance: str, if_empty: DataError) -> Path:

@@ -109,3 +109,28 @@ def test_the_package_is_light_until_it_is_used(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "\n"
+
+
+FORKED = """\
+import os, headway
+with headway.Client() as client:
+    if os.fork() == 0:
+        for call in (client.jobs, headway.Client):
+            try:
+                call()
+            except headway.ConfigError as error:
+                print(error, flush=True)
+        os._exit(0)
+    os.wait()
+    print("here:", len(client.jobs()) >= 0)
+"""
+
+
+def test_a_forked_process_is_told_that_it_cannot_ask(standing: Program) -> None:
+    """The threads of a client stay in its process: an old client and a new one end with a sentence, and none hangs."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        capture_output=True, text=True, timeout=60, cwd=standing.folder, env=standing.environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("forked from one that has a Client, whose threads are missing here; start it with") == 2
