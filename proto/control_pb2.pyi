@@ -299,7 +299,7 @@ class JournalRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., from_batch: _Optional[int] = ..., every: _Optional[int] = ...) -> None: ...
 
 class JournalRows(_message.Message):
-    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm", "next_batch")
+    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm", "next_batch", "final_eval_loss")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class JournalRows(_message.Message):
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    FINAL_EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     batch: _containers.RepeatedScalarFieldContainer[int]
     loss: _containers.RepeatedScalarFieldContainer[float]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -316,7 +317,8 @@ class JournalRows(_message.Message):
     eval_loss: _containers.RepeatedScalarFieldContainer[float]
     gradient_norm: _containers.RepeatedScalarFieldContainer[float]
     next_batch: int
-    def __init__(self, batch: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., generation: _Optional[_Iterable[int]] = ..., eval_loss: _Optional[_Iterable[float]] = ..., gradient_norm: _Optional[_Iterable[float]] = ..., next_batch: _Optional[int] = ...) -> None: ...
+    final_eval_loss: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, batch: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., generation: _Optional[_Iterable[int]] = ..., eval_loss: _Optional[_Iterable[float]] = ..., gradient_norm: _Optional[_Iterable[float]] = ..., next_batch: _Optional[int] = ..., final_eval_loss: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RecentOperations(_message.Message):
     __slots__ = ("job", "generation", "worker", "launched", "kinds", "batches", "microbatches", "versions", "started_s", "ended_s")

@@ -156,6 +156,7 @@ class ProgressReports:
             recent=tuple((entry.batch, entry.loss) for entry in entries),
             evaluations=_evaluations(entries, view.progress),
             gradient_norm=newest.gradient_norm,
+            final_eval_loss=newest.final_eval_loss,
             updated_at=time.time(),
         )
         plan_key = Keys.of(job, "plan")

@@ -204,13 +204,15 @@ def watch(job: JobName, where: Where, as_json: AsJsonLines = False) -> None:
     \b
     headway watch my-job
     """
-    from headway.daemon.client.job_watch import check_finished, follow_job
+    from headway.daemon.client.job_watch import check_finished, follow_job, last_row
     from headway.daemon.reports.watch_view import open_display
 
     async def work(session: "ClusterSession") -> None:
         with open_display(as_json=as_json) as display:
             found = await session.while_reachable(follow_job(session, job, display=display))
         check_finished(found, where=f"`headway logs {job}`")
+        if not as_json and (row := await last_row(session, found)) is not None and row.end_text:
+            say(row.end_text)
 
     where.run(work)
 
@@ -281,8 +283,8 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
 
     async def work(session: "ClusterSession") -> None:
         read = follow_history if options.follow else read_history
-        num_rows, gaps = 0, Gaps(every=options.every, due=options.from_batch)
-        found = job_of(await session.view(), job)
+        last: HistoryRow | None = None
+        gaps, found = Gaps(every=options.every, due=options.from_batch), job_of(await session.view(), job)
         where_to = {name: getattr(options, name) for name in ("jsonl", "tensorboard", "wandb")}
         if options.follow and found.spec is not None and not any(where_to.values()):
             told = found.spec.report
@@ -290,15 +292,17 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
             where_to |= {"wandb": told.wandb} if told.wandb else {}
         with opened(job, found.uid, **where_to) as write:
             async for row in read(session, job, from_batch=options.from_batch, every=options.every):
-                if not num_rows and not as_json:
+                if last is None and not as_json:
                     say(",".join(ROW_NAMES) if options.as_csv else _HISTORY_TITLES)
-                num_rows += 1
+                last = row
                 if lost := gaps.before(row):
                     warn(lost)
                 say(line(row))
                 write(row)
-        if not num_rows:
+        if last is None:
             warn(f"no batch of {job} is restorable yet; `headway watch {job}` shows it")
+        elif last.end_text and not as_json and not options.as_csv:
+            say(last.end_text)
 
     where.run(lambda session: session.while_reachable(work(session)))
 

@@ -72,6 +72,7 @@ def run(
     """
     from headway.daemon.base.interrupts import run_interruptible
     from headway.daemon.local.run import run_job
+    from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
     from headway.daemon.reports.watch_view import open_display
 
     async def main(force: "asyncio.Event") -> int:
@@ -87,6 +88,9 @@ def run(
             etcd_binary=etcd_binary,
         )
         if not as_json:
+            rows = read_rows(out / METRICS_NAME)
+            if rows and rows[-1].end_text:
+                say(rows[-1].end_text)
             say(f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model")
             say(f"{out / 'report.html'}: the run as a page; a browser opens it")
         return 0

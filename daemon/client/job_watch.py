@@ -117,7 +117,7 @@ WHOLE_TIMEOUT_S: Final = 30.0
 WHOLE_INTERVAL_S: Final = 0.1
 MOST_INTERVAL_S: Final = 5.0
 """All nodes are asked for the last rows after a pause that grows up to this."""
-_COLUMNS: Final = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm")
+_COLUMNS: Final = ("batch", "loss", "tokens", "seconds", "generation", "eval_loss", "gradient_norm", "final_eval_loss")
 
 
 class HistoryReader:
@@ -207,7 +207,7 @@ class HistoryReader:
 
 def _rows_in(columns: control_pb2.JournalRows, rate: Callable[[int], float]) -> Iterator[HistoryRow]:
     numbers = (getattr(columns, name) for name in _COLUMNS)
-    for batch, loss, tokens, seconds, generation, eval_loss, norm in zip(*numbers, strict=True):
+    for batch, loss, tokens, seconds, generation, eval_loss, norm, final in zip(*numbers, strict=True):
         yield HistoryRow(
             batch=batch,
             loss=loss,
@@ -217,6 +217,7 @@ def _rows_in(columns: control_pb2.JournalRows, rate: Callable[[int], float]) -> 
             generation=generation,
             eval_loss=None if eval_loss == NOT_KNOWN else eval_loss,
             gradient_norm=None if norm < 0 else norm,
+            final_eval_loss=None if final == NOT_KNOWN else final,
         )
 
 
@@ -272,6 +273,21 @@ async def history_in(
             yield row
     finally:
         await reader.close()
+
+
+async def last_row(session: ClusterSession, job: JobView) -> HistoryRow | None:
+    """Return the row of the last batch of a finished job; None: nobody tells it soon."""
+    end = job.checkpoint.boundary if job.checkpoint is not None else 0
+    last = None
+    with suppress(ConfigError, TimeoutError):
+        reader = HistoryReader(session, job.name, from_batch=end - 1)
+        try:
+            async with asyncio.timeout(PAST_TIMEOUT_S):
+                async for row in reader.rest(end):
+                    last = row
+        finally:
+            await reader.close()
+    return last
 
 
 async def write_history(session: ClusterSession, name: str, path: Path, *, below: int) -> None:

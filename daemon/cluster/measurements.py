@@ -92,6 +92,8 @@ class ProgressRecord:
     """(batch, loss on held-out text) since the last record, at most 256, or else the last one before."""
     gradient_norm: float | None = None
     """Of `batch`, before clipping; None: of an earlier release."""
+    final_eval_loss: float | None = None
+    """Loss on held-out text after the update of `batch`, if that is the job's last one."""
     updated_at: float = 0.0
 
 

@@ -54,6 +54,8 @@ class BatchResult:
     """Mean over the evaluation's held-out microbatches; None: the batch begins without one."""
     gradient_norm: float
     """Of the batch's gradient, before clipping."""
+    final_eval_loss: float | None = None
+    """As `eval_loss`, on the weights that `reference` returns; None: there are no evaluations, or more batches."""
 
 
 def reference(
@@ -111,7 +113,8 @@ def reference(
         norm = versions.step(b, group_sums)
         loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
         known = partial(BatchResult, batch=b, tokens=train.tokens_per_batch, gradient_norm=norm)
-        on_batch(known(loss=loss, seconds=seconds, eval_loss=eval_loss))
+        final = _evaluated(job, versions.models[end % 2], tokens, device) if train.eval_every and b + 1 == end else None
+        on_batch(known(loss=loss, seconds=seconds, eval_loss=eval_loss, final_eval_loss=final))
     return versions.weights(end)
 
 

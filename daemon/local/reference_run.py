@@ -78,7 +78,7 @@ def run_reference(
     coded_cuts: Sequence[str] = (),
     progress: IO[str] | None = None,
 ) -> list[str]:
-    """Write DIR/metrics.jsonl and DIR/model/; return lines: the last loss, the files, which runs have these bits.
+    """Write DIR/metrics.jsonl and DIR/model/; return lines: the last losses, the files, which runs have these bits.
 
     coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
 
@@ -94,15 +94,16 @@ def run_reference(
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
-    carried, num_done, rate, told = carried_of(spec), 0, rates(spec), "no batch"
+    carried, rate = carried_of(spec), rates(spec)
+    newest: HistoryRow | None = None
 
     def on_batch(result: BatchResult) -> None:
-        nonlocal num_done, told
-        num_done = result.batch + 1
-        told = f"batch {num_done}/{spec.train.batches}  loss {result.loss:.4f}"
-        metrics.append(HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0))
+        nonlocal newest
+        newest = HistoryRow(**asdict(result), learning_rate=rate(result.batch), generation=0)
+        metrics.append(newest)
         if progress is not None:
-            print(f"\r{bar(num_done, spec.train.batches)}  {told} ", end="", file=progress, flush=True)
+            done = bar(newest.batch + 1, spec.train.batches)
+            print(f"\r{done}  {_told(spec, newest)} ", end="", file=progress, flush=True)
 
     with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
         weights = reference(
@@ -128,8 +129,19 @@ def run_reference(
         write_model(
             out / "model", spec.model, weights=weights, sequence_length=length, tokenizer=tokenizer, carried=carried
         )
-    early = "; evaluations ended the job" if num_done < spec.train.batches else ""
-    return [told + early, f"{out / 'metrics.jsonl'}, {out / 'model'}", _comparable(spec, coded_cuts)]
+    return [*_end_lines(spec, newest), f"{out / 'metrics.jsonl'}, {out / 'model'}", _comparable(spec, coded_cuts)]
+
+
+def _told(spec: JobSpec, row: HistoryRow) -> str:
+    return f"batch {row.batch + 1}/{spec.train.batches}  loss {row.loss:.4f}"
+
+
+def _end_lines(spec: JobSpec, last: HistoryRow | None) -> list[str]:
+    """Return the loss of the last batch, and that on held-out text after it."""
+    if last is None:
+        return ["no batch"]
+    early = "; evaluations ended the job" if last.batch + 1 < spec.train.batches else ""
+    return [_told(spec, last) + early, *([last.end_text] if last.end_text else [])]
 
 
 def _chosen(device: str) -> Literal["cpu", "cuda"]:

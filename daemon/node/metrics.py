@@ -337,7 +337,8 @@ _OF_JOB: Final[dict[str, tuple[str, Callable[[_Told], float | None]]]] = {
         lambda of: of.job.progress.updated_at or None if of.job.progress else None,
     ),
     "loss": ("Loss of the last batch that is known.", lambda of: of.report.loss),
-    "eval_loss": ("Loss on held-out text, at the last evaluation.", lambda of: of.report.eval_loss),
+    "eval_loss": ("Loss on held-out text, at the last batch with an evaluation.", lambda of: of.report.eval_loss),
+    "final_eval_loss": ("Loss on held-out text after the last update.", lambda of: of.report.final_eval_loss),
     "learning_rate": (
         "Learning rate of optim.matrices in the update of that batch.",
         lambda of: rates(of.job.spec)(of.report.batch) if of.job.spec and of.report.batch is not None else None,

@@ -22,6 +22,7 @@ from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.plan.cluster_plan import worker_name
 from headway.daemon.plan.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
+from headway.daemon.reports.metrics_file import AT_THE_END
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
 
 
@@ -150,6 +151,8 @@ class JobReport:
     """Its loss on held-out text, of the weights that it was computed on."""
     has_perplexity: bool = True
     """Whether that is a mean cross entropy: no loss of pairs, and none of a plug-in."""
+    final_eval_loss: float | None = None
+    """Loss on held-out text of the last update's weights; None: there are more batches, or no evaluations."""
     may_stop_early: bool = False
     """Whether evaluations may end the job before its last batch."""
     stopped_early_at: int | None = None
@@ -210,9 +213,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     spec = job.spec
     assert spec is not None, "a job without its spec is not shown"
     phase, progress, plan = job.phase, job.progress, job.plan
-    batch = progress.batch if progress else None
-    if job.checkpoint is not None and job.checkpoint.boundary:
-        batch = max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
+    batch = _newest_batch(job)
     told, rate, left = plan or job.next, _rate(job), None
     if plan is not None and batch is not None and batch - plan.boundary >= WORTH_TELLING and rate:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
@@ -235,6 +236,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         eval_batch=evaluation[0] if evaluation else None,
         eval_loss=evaluation[1] if evaluation else None,
         has_perplexity=not (spec.train.has_own_loss or spec.train.learns_preferences),
+        final_eval_loss=progress.final_eval_loss if progress and progress.batch == batch else None,
         may_stop_early=spec.train.stops_early,
         stopped_early_at=_early_end(job),
         tokens_per_second=rate,
@@ -303,6 +305,13 @@ def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> Jo
         if why
         else report
     )
+
+
+def _newest_batch(job: JobView) -> int | None:
+    batch = job.progress.batch if job.progress else None
+    if job.checkpoint is not None and job.checkpoint.boundary:
+        return max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
+    return batch
 
 
 def _early_end(job: JobView) -> int | None:
@@ -402,19 +411,22 @@ def progress_text(report: JobReport) -> str:
 
 def evaluation_text(report: JobReport) -> str:
     """Return the last evaluation, as loss and perplexity, if it has one."""
-    assert report.eval_loss is not None
+    loss = report.eval_loss if report.final_eval_loss is None else report.final_eval_loss
+    when = f"at batch {report.eval_batch}" if report.final_eval_loss is None else AT_THE_END
+    assert loss is not None
     try:
-        perplexity = f"{math.exp(report.eval_loss):.4g}"
+        perplexity = f"{math.exp(loss):.4g}"
     except OverflowError:
         perplexity = "inf"
     beside = f" (perplexity {perplexity})" if report.has_perplexity else ""
-    return f"held-out loss {report.eval_loss:.4f}{beside} at batch {report.eval_batch}"
+    return f"held-out loss {loss:.4f}{beside} {when}"
 
 
 def losses_and_rate(report: JobReport) -> list[str]:
     """Return the newest losses and the rate, as far as they are known."""
     found = [f"loss {report.loss:.4f}"] if report.loss is not None else []
-    found += [evaluation_text(report)] if report.eval_loss is not None else []
+    has_evaluation = report.eval_loss is not None or report.final_eval_loss is not None
+    found += [evaluation_text(report)] if has_evaluation else []
     promised = report.predicted_tokens_per_second
     beside = f" ({promised:,.0f} predicted)" if promised else ""
     return found + ([f"{report.tokens_per_second:,.0f} tokens/s{beside}"] if report.tokens_per_second else [])

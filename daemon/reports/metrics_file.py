@@ -18,6 +18,8 @@ from headway.daemon.jobs.job import JobSpec
 
 METRICS_NAME: Final = "metrics.jsonl"
 """Name of the file in the folder of a run."""
+AT_THE_END: Final = "after the last update"
+"""When `final_eval_loss` is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,13 @@ class HistoryRow:
     """Nats per token of held-out text, on the weights that the batch was computed on; None: no evaluation."""
     gradient_norm: float | None = None
     """Of the batch's gradient before clipping, as docs/numerics.md defines it; None: it was not measured."""
+    final_eval_loss: float | None = None
+    """As `eval_loss`, on the weights that the batch's update made. The last batch of a job with evaluations has it."""
+
+    @property
+    def end_text(self) -> str:
+        """Return what held-out text says of the last update's weights; empty: there is nothing to say."""
+        return "" if self.final_eval_loss is None else f"held-out loss {self.final_eval_loss:.4f} {AT_THE_END}"
 
     def as_dict(self) -> dict[str, float]:
         """Return what is known, by name."""

@@ -47,7 +47,7 @@ TOLD_WITHIN_S: Final = 8.0
 MOST_OPERATIONS: Final = 2500
 MOST_WORKERS: Final = 40
 """Workers whose operations are drawn."""
-CURVES: Final = ("loss", "eval_loss", "learning_rate", "gradient_norm")
+CURVES: Final = ("loss", "eval_loss", "final_eval_loss", "learning_rate", "gradient_norm")
 """Fields of a row that are drawn as they are."""
 
 

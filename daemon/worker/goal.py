@@ -251,6 +251,7 @@ class BatchDone:
     seconds: float
     eval_loss: float | None = None
     gradient_norm: float | None = None
+    final_eval_loss: float | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -532,6 +532,7 @@ class StageWorker:
             seconds=row.seconds,
             eval_loss=row.eval_loss,
             gradient_norm=row.gradient_norm,
+            final_eval_loss=row.final_eval_loss,
         )
         self._send(Progress(self._actual.job, self._actual.generation, batch))
 

@@ -73,7 +73,9 @@ def _forward(state: ScheduleState) -> Forward | None:
         microbatch = cursor.lowest_next if schedule.is_first else cursor.first_of(state.inputs)
         if microbatch >= 0:
             return Forward(batch, microbatch)
-    return None
+    last = state.next_held_out
+    is_here = last >= 0 and (schedule.is_first or (state.end, last) in state.held_out)
+    return Forward(state.end, last) if is_here else None
 
 
 def _may_begin(state: ScheduleState, batch: int) -> bool:
@@ -100,6 +102,9 @@ def awaited(state: ScheduleState) -> Awaited:
             return Awaited.CLIP_TOTAL
         is_short = state.schedule.shares_update and state.shares_below <= state.version
         return Awaited.SHARES if is_short else Awaited.LOSSES
-    if min(batch - state.lag + 1, state.stop) > state.first_unjudged:
+    is_at_stop = state.version >= state.stop
+    if (state.stop if is_at_stop else min(batch - state.lag + 1, state.stop)) > state.first_unjudged:
         return Awaited.JUDGEMENT
-    return Awaited.CLIP_TOTAL if state.version >= state.stop > state.totals_below else Awaited.INPUT
+    if not is_at_stop or state.next_held_out >= 0:
+        return Awaited.INPUT
+    return Awaited.CLIP_TOTAL if state.stop > state.totals_below else Awaited.LOSSES

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Compute a microbatch's output on W_v(b)."""
+    """Compute a microbatch's output on W_v(b). One of the job's end is held-out text on W_end, and has no backward."""
 
     batch: int
     microbatch: int

@@ -12,17 +12,20 @@ class ScheduleState:
 
     __slots__ = (
         "_held",
+        "_held_out",
         "awaits_losses",
         "backwards",
         "end",
         "first_unjudged",
         "forwards",
         "gradients",
+        "held_out",
         "in_flight",
         "inputs",
         "is_forwards_turn",
         "lag",
         "losses_below",
+        "num_held_out",
         "own_shares_below",
         "reduced_below",
         "schedule",
@@ -37,6 +40,9 @@ class ScheduleState:
     def __init__(self, schedule: StageSchedule) -> None:
         self.schedule = schedule
         self._held = frozenset(schedule.held_microbatches)
+        self._held_out = tuple(i for i in schedule.held_microbatches if i < schedule.num_held_out)
+        self.num_held_out = 0
+        """Held-out microbatches that are done on the job's last weights, in order."""
         self.warmup = min(schedule.warmup, len(self._held))
         self.forwards = schedule.cursor()
         self.backwards = schedule.cursor()
@@ -57,6 +63,8 @@ class ScheduleState:
         self._judged_below(max(0, schedule.first_batch - self.lag))
         self.inputs: set[tuple[int, int]] = set()
         """(batch, microbatch) whose activations have arrived and wait."""
+        self.held_out: set[tuple[int, int]] = set()
+        """(batch, microbatch) of held-out text that has arrived and waits; batch `end` is for the last weights."""
         self.gradients: set[tuple[int, int]] = set()
         """(batch, microbatch) whose gradients have arrived and wait; on the last stage, finished forwards."""
         self.reduced_below = schedule.first_batch
@@ -68,7 +76,7 @@ class ScheduleState:
         self.shares_below = schedule.first_batch
         """Batches below this have the shares of all replicas."""
         self.losses_below = schedule.first_batch
-        """Batches below this have a row in the journal."""
+        """Batches below this have a row in the journal; beyond `end`: also the last weights have their loss."""
         self.awaits_losses = False
         """Whether an update waits for the losses of its batch: where the journal is written."""
         self.updates_held = False
@@ -79,15 +87,33 @@ class ScheduleState:
     @property
     def is_done(self) -> bool:
         """Return whether the stop boundary is reached: its last update applied, nothing in flight, all evaluations
-        before it judged, and all norms known.
+        before it judged, all norms known, and the job's last weights evaluated.
         """
-        return self.version >= self.stop <= min(self.first_unjudged, self.totals_below) and self.in_flight == 0
+        is_reached = self.version >= self.stop <= min(self.first_unjudged, self.totals_below) and self.in_flight == 0
+        return is_reached and self.next_held_out < 0 and not self.awaits_end_loss
+
+    @property
+    def next_held_out(self) -> int:
+        """Return the held-out microbatch that is next on the job's last weights; -1: there is none, or not yet."""
+        is_end = self.version == self.end == self.stop <= self.first_unjudged
+        return self._held_out[self.num_held_out] if is_end and self.num_held_out < len(self._held_out) else -1
+
+    @property
+    def awaits_end_loss(self) -> bool:
+        """Return whether the journal, if it is written here, lacks the loss of the job's last weights."""
+        has_one = self.awaits_losses and self.schedule.num_held_out > 0
+        return has_one and self.stop == self.end >= self.losses_below
 
     @property
     def is_empty(self) -> bool:
         """Return whether nothing waits: no activation, no gradient, no half batch."""
         return not (
-            self.inputs or self.gradients or self.in_flight or self.forwards.num_done or self.backwards.num_done
+            self.inputs
+            or self.held_out
+            or self.gradients
+            or self.in_flight
+            or self.forwards.num_done
+            or self.backwards.num_done
         )
 
     @property
@@ -136,6 +162,19 @@ class ScheduleState:
             and (batch, microbatch) not in self.inputs
         )
 
+    def expects_held_out(self, batch: int, microbatch: int, *, is_beside: bool) -> bool:
+        """Return whether held-out text is new, and is computed here: beside a microbatch, or on the job's last weights.
+
+        is_beside: whether the batch has an evaluation. A stage upstream may know before this worker that an evaluation
+        ends the job, but not before this worker has done all backwards of its last batch.
+        """
+        if self.schedule.is_first or (batch, microbatch) in self.held_out:
+            return False
+        may_be_end = batch == self.end or batch - self.lag >= self.first_unjudged
+        is_last = may_be_end and batch == self.backwards.batch <= self.stop
+        is_left = is_last and microbatch in self._held_out[self.num_held_out :]
+        return is_left or (is_beside and self.expects_input(batch, microbatch))
+
     def expects_gradient(self, batch: int, microbatch: int) -> bool:
         """Return whether a gradient belongs to a finished forward that has none yet."""
         return (
@@ -153,13 +192,25 @@ class ScheduleState:
         assert self.expects_input(batch, microbatch), f"unexpected input {batch}.{microbatch}"
         self.inputs.add((batch, microbatch))
 
+    def held_out_arrived(self, batch: int, microbatch: int) -> None:
+        """Note arrived held-out text."""
+        assert self.expects_held_out(batch, microbatch, is_beside=True), f"unexpected held-out {batch}.{microbatch}"
+        self.held_out.add((batch, microbatch))
+
     def gradient_arrived(self, batch: int, microbatch: int) -> None:
         """Note the arrived gradient of an output."""
         assert self.expects_gradient(batch, microbatch), f"unexpected gradient {batch}.{microbatch}"
         self.gradients.add((batch, microbatch))
 
     def forwarded(self, batch: int, microbatch: int) -> None:
-        """Note a finished forward. On the last stage its gradient is there at once."""
+        """Note a finished forward. On the last stage its gradient is there at once. Nothing comes after one on the
+        job's last weights.
+        """
+        self.held_out.discard((batch, microbatch))
+        if batch == self.end:
+            assert microbatch == self.next_held_out, f"held-out microbatch {batch}.{microbatch} out of order"
+            self.num_held_out += 1
+            return
         if not self.schedule.is_first:
             self.inputs.remove((batch, microbatch))
         self.forwards.pass_over(batch, microbatch)
@@ -198,8 +249,9 @@ class ScheduleState:
         self.shares_below = batch + 1
 
     def losses_known(self, batch: int) -> None:
-        """Note that all losses of a batch are in the journal."""
-        assert batch == self.losses_below < self.backwards.batch, f"losses of batch {batch} out of order"
+        """Note that all losses of a batch, or of the job's last weights, are in the journal."""
+        assert batch == self.losses_below, f"losses of batch {batch} out of order"
+        assert batch < self.backwards.batch or batch == self.end == self.version, f"losses of batch {batch} too early"
         self.losses_below = batch + 1
 
     def expects_clip_total(self, batch: int) -> bool:

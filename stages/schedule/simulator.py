@@ -229,7 +229,7 @@ class Pipeline:
         times, version = self._times[worker], state.version
         match op:
             case Forward(batch, _):
-                version = weight_version(batch, state.schedule.delay)
+                version = weight_version(batch, state.schedule.delay) if batch < state.end else batch
                 seconds = times.forward
             case Backward(batch, _):
                 version = weight_version(batch, state.schedule.delay)
@@ -251,7 +251,9 @@ class Pipeline:
                 state.forwarded(batch, microbatch)
                 if not state.schedule.is_last:
                     below = self.neighbour(worker, 1, microbatch)
-                    self.send(worker, below, lambda: self.states[below].input_arrived(batch, microbatch))
+                    other = self.states[below]
+                    arrived = other.input_arrived if batch < state.end else other.held_out_arrived
+                    self.send(worker, below, lambda: arrived(batch, microbatch))
             case Backward(batch, microbatch):
                 is_last_of_batch = state.backwarded(batch, microbatch)
                 if not state.schedule.is_first:

@@ -117,6 +117,8 @@ class StageSchedule:
     """True if each replica of the stage orthogonalises a share of its matrices, and an update waits for all shares."""
     judged_every: int = 0
     """Batches between evaluations that may end the job; 0: none does."""
+    num_held_out: int = 0
+    """E: held-out microbatches, on all replicas together, that are computed on the job's last weights; 0: none."""
 
     @classmethod
     def of(
@@ -151,6 +153,7 @@ class StageSchedule:
             has_clip=train.clip_norm > 0,
             shares_update=shares_update,
             judged_every=train.eval_every if train.stops_early else 0,
+            num_held_out=train.num_evaluated if train.eval_every else 0,
         )
 
     @property

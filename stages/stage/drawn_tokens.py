@@ -71,6 +71,11 @@ class DrawnTokens:
         drawn = self._next(batch, microbatch)
         return drawn.rows.taken(), None if drawn.held_out is None else drawn.held_out.taken()
 
+    def take_held_out(self, microbatch: int) -> Microbatch:
+        """Return a microbatch of an evaluation that is computed by itself: no other one is taken any more."""
+        self.close()
+        return self._on_the_way(self._source.held_out(self._context.train, microbatch)).taken()
+
     def _next(self, batch: int, microbatch: int) -> _Drawn:
         if self._device.is_immediate:
             return self._draw(batch, microbatch)

@@ -28,7 +28,7 @@ from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
 from headway.stages.stage.launched_ops import LaunchedOps, StageObserver
 from headway.stages.stage.relays import EndRelay, NormRelay, StageRun
 from headway.stages.stage.replicas import Siblings
-from headway.stages.state.journal import JournalRow
+from headway.stages.state.journal import Journal
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.layer_times import LayerTimes
 
@@ -66,9 +66,7 @@ class Executor:
         self._upstream, self._downstream = map(context.by_microbatch, (links.upstream, links.downstream))
         self._siblings = Siblings(context, layers, links.siblings) if context.has_replicas else None
         self._losses = BatchLosses()
-        self._rows = None
-        if journal is not None:
-            self._rows = JournalWriter(journal, context, on_judged=self._losses_known, on_batch=self._row_done)
+        self._rows = None if journal is None else self._writer_of(journal)
         self.state.awaits_losses = self._rows is not None
         run = StageRun(context, self.state, links, self._siblings, device, self.events)
         self._norm = NormRelay(run, layers, self._norm_known)
@@ -94,6 +92,15 @@ class Executor:
             times=self.layer_times,
         )
 
+    def _writer_of(self, journal: Journal) -> JournalWriter:
+        return JournalWriter(
+            journal,
+            self.context,
+            on_judged=self._losses_known,
+            on_losses=self.state.losses_known,
+            on_batch=self.observer.batch_done,
+        )
+
     @property
     def boundary(self) -> Boundary:
         """The newest boundary that this stage has reached. From any thread."""
@@ -101,8 +108,8 @@ class Executor:
 
     @property
     def batch(self) -> Batch:
-        """The batch whose backwards are under way. From any thread."""
-        return Batch(self.state.backwards.batch)
+        """The batch whose backwards are under way, or the job's last one. From any thread."""
+        return Batch(min(self.state.backwards.batch, self.state.end - 1))
 
     @property
     def num_stale_frames(self) -> int:
@@ -204,6 +211,8 @@ class Executor:
         self.ops.launched(op, version=version, num_versions_live=num_versions_live)
 
     def _forward(self, batch: int, microbatch: int) -> int:
+        if batch == self.state.end:
+            return self._evaluate_end(batch, microbatch)
         key = (batch, microbatch)
         version = weight_version(batch, self.state.schedule.delay)
         rows, held_out = self._input(batch, microbatch)
@@ -228,6 +237,18 @@ class Executor:
             link.send(self.context.frame(FrameKind.EVALUATION, batch, microbatch, *tensors))
         else:
             self._losses.add(batch, self.context.train.microbatches + microbatch, output)
+
+    def _evaluate_end(self, batch: int, microbatch: int) -> int:
+        """Compute a held-out microbatch on the job's last weights."""
+        if self._tokens is not None:
+            rows = self._tokens.take_held_out(microbatch)
+        else:
+            rows = self._reception.evaluations.pop((batch, microbatch)).taken(self.context.train.dtype)
+        self._evaluate(batch, microbatch, rows, version=batch)
+        self.state.forwarded(batch, microbatch)
+        if self._is_last and self.state.next_held_out < 0:
+            self._tell_losses(batch)
+        return batch
 
     def _input(self, batch: int, microbatch: int) -> tuple[Microbatch, Microbatch | None]:
         """Return a microbatch, and the held-out one of its number if the batch is evaluated."""
@@ -286,11 +307,6 @@ class Executor:
     def _norm_known(self, batch: int, norm: float) -> None:
         if self._rows is not None:
             self._rows.add_norm(batch, norm)
-
-    def _row_done(self, row: JournalRow) -> None:
-        """A batch's row is whole, so that its update may run."""
-        self.state.losses_known(row.batch)
-        self.observer.batch_done(row)
 
     def _orthogonalize(self, batch: int) -> int:
         assert self._siblings is not None

@@ -104,9 +104,10 @@ class FrameReception:
                 self.inputs[batch, microbatch] = self._arrived_input(frame)
                 state.input_arrived(batch, microbatch)
             case FrameKind.EVALUATION:
-                is_new = (batch, microbatch) not in self.evaluations and state.expects_input(batch, microbatch)
-                self._require(frame, is_new and self._context.train.evaluates(batch, microbatch))
+                is_beside = self._context.train.evaluates(batch, microbatch)
+                self._require(frame, state.expects_held_out(batch, microbatch, is_beside=is_beside))
                 self.evaluations[batch, microbatch] = self._arrived_input(frame)
+                state.held_out_arrived(batch, microbatch)
             case FrameKind.GRADIENT:
                 self._require(frame, state.expects_gradient(batch, microbatch))
                 self.output_gradients[batch, microbatch] = ArrivedGradient(
@@ -137,7 +138,9 @@ class FrameReception:
         link = None
         match what:
             case Awaited.INPUT if not self._schedule.is_first:
-                link = self._links.upstream.get(state.forwards.lowest_next % num_groups)
+                held_out = state.next_held_out
+                awaited = held_out if held_out >= 0 else state.forwards.lowest_next
+                link = self._links.upstream.get(awaited % num_groups)
             case Awaited.GRADIENT:
                 link = self._links.downstream.get(state.backwards.lowest_next % num_groups)
             case Awaited.REDUCTION if (other_end := self._gradients.awaited_tie(state.version)) is not None:
@@ -147,7 +150,8 @@ class FrameReception:
             case Awaited.SHARES if siblings is not None:
                 return siblings.awaited_share(state.version) or "this stage"
             case Awaited.LOSSES:
-                return self._device.name
+                late = siblings and siblings.awaited_losses(state.losses_below, is_end=self._is_end(state.losses_below))
+                return late or self._device.name
             case Awaited.CLIP_TOTAL | Awaited.JUDGEMENT if siblings is not None and not self._schedule.is_lead:
                 return siblings.lead
             case Awaited.JUDGEMENT:
@@ -174,7 +178,7 @@ class FrameReception:
             except ValueError as error:
                 raise ProtocolError(self._sender(frame), str(error)) from error
         elif frame.kind is FrameKind.LOSSES:
-            self._take_losses(frame, siblings.received_losses(frame))
+            self._take_losses(frame, siblings.received_losses(frame, is_end=self._is_end(frame.batch)))
         else:
             copy, batch = self._device.copy_in(frame.tensors), frame.batch
             if frame.kind is FrameKind.UPDATE_SHARE:
@@ -183,6 +187,9 @@ class FrameReception:
                 return
             self._gradients.arrived(frame, copy)
             self._events.when_arrived(copy, lambda: self._gradients.go_on(batch))
+
+    def _is_end(self, batch: int) -> bool:
+        return batch == self._state.end
 
     def shares_if_whole(self, batch: int) -> None:
         """Tell the schedule once that the update of a batch has the shares of all replicas, if that is so.

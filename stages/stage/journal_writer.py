@@ -17,10 +17,17 @@ from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.sums import fold
 
 
-def places_in_row(train: TrainSpec, batch: int, microbatches: Sequence[int]) -> tuple[int, ...]:
-    """Return the places of a worker's losses of a batch: i of microbatch i, m + i of held-out microbatch i."""
-    held_out = (train.microbatches + i for i in microbatches if train.evaluates(batch, i))
-    return (*microbatches, *held_out)
+def places_in_row(
+    train: TrainSpec, batch: int, microbatches: Sequence[int], *, is_end: bool = False
+) -> tuple[int, ...]:
+    """Return the places of a worker's losses of a batch: i of microbatch i, m + i of held-out microbatch i.
+
+    is_end: whether they are those of the job's last weights: of held-out text alone.
+    """
+    m = train.microbatches
+    if is_end:
+        return tuple(m + i for i in microbatches if train.evaluates(0, i))
+    return (*microbatches, *(m + i for i in microbatches if train.evaluates(batch, i)))
 
 
 class BatchLosses:
@@ -47,7 +54,9 @@ class BatchLosses:
 
 
 class JournalWriter:
-    """Appends a row as soon as all losses of the next batch are known, from any replica. It is whole with the norm."""
+    """Appends a row as soon as all losses of the next batch are known, from any replica. It is whole with the norm, and
+    that of the job's last batch is told with the loss of the last weights.
+    """
 
     def __init__(
         self,
@@ -55,15 +64,18 @@ class JournalWriter:
         context: StageContext,
         *,
         on_judged: Callable[[int], None],
+        on_losses: Callable[[int], None],
         on_batch: Callable[[JournalRow], None],
     ) -> None:
-        """on_judged: is told of each batch whose losses are known; on_batch: of each row that is whole, in order.
+        """on_judged: is told of each batch whose losses are known; on_losses: of each whose row is whole, and of the
+        job's end when the loss of the last weights is there; on_batch: of each row when nothing of it changes any more.
 
         Rows from the context's boundary on are cut off by `begin`.
         """
         self._journal = journal
         self._context = context
         self._on_judged = on_judged
+        self._on_losses = on_losses
         self._on_batch = on_batch
         self._rows: dict[int, JournalRow] = {}
         """By batch: rows that are in the journal without a norm."""
@@ -96,11 +108,20 @@ class JournalWriter:
         """
         known = self._known.setdefault(batch, {})
         known.update(zip(places, losses, strict=True))
-        of_next, train = self._known.get(self._next_batch, {}), self._context.train
-        if len(of_next) < len(places_in_row(train, self._next_batch, range(train.microbatches))):
+        train, of_next, is_end = (
+            self._context.train,
+            self._known.get(self._next_batch, {}),
+            self._next_batch == self._end,
+        )
+        wanted = places_in_row(train, self._next_batch, range(train.microbatches), is_end=is_end)
+        if len(of_next) < len(wanted):
             return
         del self._known[self._next_batch]
-        self._append(self._next_batch, [of_next[i] for i in range(len(of_next))])
+        in_order = [of_next[place] for place in wanted]
+        if is_end:
+            self._complete(in_order)
+        else:
+            self._append(self._next_batch, in_order)
         self._next_batch += 1
 
     def add_norm(self, batch: int, norm: float) -> None:
@@ -108,12 +129,28 @@ class JournalWriter:
         self._norms[batch] = norm
         self._tell_whole(batch)
 
+    @property
+    def _end(self) -> int:
+        """Return the job's last boundary, as far as its evaluations say."""
+        return self.tally.end or self._context.train.batches
+
+    def _complete(self, held_out: Sequence[float]) -> None:
+        """Give the job's last row the loss of the last weights."""
+        last = self._journal.last
+        if last is not None:  # rows of a job that was only continued at its end may be lost
+            row = replace(last, final_eval_loss=_mean(held_out))
+            self._journal.complete(row)
+            self._on_batch(row)
+        self._on_losses(self._end)
+
     def _tell_whole(self, batch: int) -> None:
         """Complete a batch's row once its losses and its norm are known."""
         if batch in self._rows and batch in self._norms:
             row = replace(self._rows.pop(batch), gradient_norm=self._norms.pop(batch))
             self._journal.complete(row)
-            self._on_batch(row)
+            self._on_losses(batch)
+            if not (self._context.train.eval_every and batch + 1 == self._end):
+                self._on_batch(row)
 
     def _append(self, batch: int, all_losses: Sequence[float]) -> None:
         losses = all_losses[: self._context.train.microbatches]
@@ -128,7 +165,7 @@ class JournalWriter:
             tokens=self._context.train.tokens_per_batch,
             seconds=now - self._batch_ended,
             generation=self._context.generation,
-            eval_loss=fold(list(held_out)) / len(held_out) if held_out else None,
+            eval_loss=_mean(held_out) if held_out else None,
         )
         self._batch_ended = now
         self._journal.append(row)
@@ -137,3 +174,7 @@ class JournalWriter:
         self._on_judged(batch)
         self._rows[batch] = row
         self._tell_whole(batch)
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return fold(list(losses)) / len(losses)

@@ -236,6 +236,11 @@ class Siblings:
         sibling = self._reduction.missing(batch)
         return None if sibling is None else self._links[sibling].peer
 
+    def awaited_losses(self, batch: int, *, is_end: bool) -> str | None:
+        """Return the first replica that has not sent its losses of a batch; None when all have."""
+        late = (each for each, following in self._next_losses.items() if following <= batch)
+        return next((self._links[each].peer for each in late if self._places(each, batch, is_end=is_end)), None)
+
     def awaited_share(self, batch: int) -> str | None:
         """Return the first replica that has not sent its share of a batch's update; None when all have."""
         sibling = self._shares.missing(batch, besides=self._context.replica_index)
@@ -285,14 +290,17 @@ class Siblings:
         else:
             self._reduction.add_reduced(frame.batch, sibling, tensor)
 
-    def received_losses(self, frame: Frame) -> tuple[int, ...]:
-        """Take expected LOSSES. Returns their places in a row of the journal."""
-        sibling, train = self._sender(frame), self._context.train
+    def received_losses(self, frame: Frame, *, is_end: bool) -> tuple[int, ...]:
+        """Take expected LOSSES. Returns their places in a row of the journal. is_end: as in `places_in_row`."""
+        sibling = self._sender(frame)
         assert sibling is not None
         self._next_losses[sibling] += 1
-        groups = self._context.replica_groups[sibling]
+        return self._places(sibling, frame.batch, is_end=is_end)
+
+    def _places(self, sibling: int, batch: int, *, is_end: bool) -> tuple[int, ...]:
+        groups, train = self._context.replica_groups[sibling], self._context.train
         held = [i for i in range(train.microbatches) if i % train.reduction_groups in groups]
-        return places_in_row(train, frame.batch, held)
+        return places_in_row(train, batch, held, is_end=is_end)
 
     def received_share(self, frame: Frame, share: DeviceCopy) -> None:
         """Take an expected UPDATE_SHARE; call `has_shares` once it is on the device."""

@@ -24,7 +24,8 @@ _DTYPES: dict[str, type[Any]] = {
 }
 _EVAL_LOSS = "eval_loss"
 _GRADIENT_NORM = "gradient_norm"
-_OPTIONAL = (_EVAL_LOSS, _GRADIENT_NORM)
+_FINAL_EVAL_LOSS = "final_eval_loss"
+_OPTIONAL = (_EVAL_LOSS, _GRADIENT_NORM, _FINAL_EVAL_LOSS)
 """Columns beside them, float64 [n], NOT_KNOWN where there is no value. One is left out where no row has a value."""
 _ALL_DTYPES = _DTYPES | dict.fromkeys(_OPTIONAL, np.float64)
 _HELD_OUT = "held_out_loss"
@@ -51,6 +52,8 @@ class JournalRow:
     """
     gradient_norm: float | None = None
     """Of the batch's gradient before clipping, as docs/numerics.md defines it; None: not measured."""
+    final_eval_loss: float | None = None
+    """As `eval_loss`, of the weights after the batch's update. The job's last batch alone has it."""
 
     @property
     def loss(self) -> float:
@@ -80,7 +83,15 @@ class Journal:
     @property
     def rows(self) -> Sequence[JournalRow]:
         """Return all rows, oldest first."""
-        columns = [self._columns[name][: self._length].tolist() for name in _ALL_DTYPES]
+        return self._rows_from(0)
+
+    @property
+    def last(self) -> JournalRow | None:
+        """Return the newest row; None: there are no rows."""
+        return self._rows_from(self._length - 1)[0] if self._length else None
+
+    def _rows_from(self, place: int) -> Sequence[JournalRow]:
+        columns = [self._columns[name][place : self._length].tolist() for name in _ALL_DTYPES]
         return tuple(
             JournalRow(
                 batch=Batch(batch),
@@ -90,8 +101,9 @@ class Journal:
                 generation=Generation(generation),
                 eval_loss=None if eval_loss == NOT_KNOWN else eval_loss,
                 gradient_norm=None if norm < 0 else norm,
+                final_eval_loss=None if final == NOT_KNOWN else final,
             )
-            for batch, generation, losses, seconds, tokens, eval_loss, norm in zip(*columns, strict=True)
+            for batch, generation, losses, seconds, tokens, eval_loss, norm, final in zip(*columns, strict=True)
         )
 
     def chosen(
@@ -104,7 +116,9 @@ class Journal:
         """
         batches = self._columns["batch"][: self._length]
         start, end = np.searchsorted(batches, [first, np.iinfo(np.int64).max if below is None else below])
-        is_chosen = (batches[start:end] % every == 0) | (self._columns[_EVAL_LOSS][start:end] != NOT_KNOWN)
+        is_chosen = batches[start:end] % every == 0
+        for name in (_EVAL_LOSS, _FINAL_EVAL_LOSS):
+            is_chosen |= self._columns[name][start:end] != NOT_KNOWN
         places = start + np.flatnonzero(is_chosen)
         for begin in range(0, len(places), num_rows):
             columns = {name: column[places[begin : begin + num_rows]] for name, column in self._columns.items()}
@@ -145,15 +159,19 @@ class Journal:
         values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
-        for name, number in zip(_OPTIONAL, (row.eval_loss, row.gradient_norm), strict=True):
-            self._columns[name][self._length] = NOT_KNOWN if number is None else number
+        self._set_optional(self._length, row)
         self._length += 1
 
     def complete(self, row: JournalRow) -> None:
-        """Set the gradient's norm of a row that was appended without it."""
+        """Set what a row was appended without: the gradient's norm, the loss of the job's last weights."""
         place = row.batch - int(self._columns["batch"][0])
         assert 0 <= place < self._length, f"batch {row.batch} is not in the journal"
-        self._columns[_GRADIENT_NORM][place] = NOT_KNOWN if row.gradient_norm is None else row.gradient_norm
+        self._set_optional(place, row)
+
+    def _set_optional(self, place: int, row: JournalRow) -> None:
+        for name in _OPTIONAL:
+            number = getattr(row, name)
+            self._columns[name][place] = NOT_KNOWN if number is None else number
 
     def truncate(self, boundary: Boundary) -> None:
         """Cut to the batches below a boundary."""
@@ -175,9 +193,9 @@ class Journal:
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
 
-        These are: `losses` float32 [n, m], `seconds`, `held_out_loss` and `gradient_norm` float64 [n], the others int64
-        [n]. `held_out_loss` and `gradient_norm` are left out if no row has one. They are no copies, but rows that are
-        appended later do not change them. A tally goes with them.
+        These are: `losses` float32 [n, m], `seconds`, `held_out_loss`, `gradient_norm` and `final_eval_loss` float64
+        [n], the others int64 [n]. What a row may lack is left out if no row has it. They are no copies, but rows that
+        are appended later do not change them. A tally goes with them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}

@@ -271,10 +271,12 @@ def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds
 
 
 def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    """But held-out text after the last update is computed on what that has made."""
     delay, shares = train.delay, _shares(history, train)
+    end = _num_final(history, train) if train.eval_every else -1
     for operation in history.operations:
-        is_update = operation.op == "update"
-        wanted = operation.batch if is_update else weight_version(operation.batch, delay)
+        is_newest = operation.op == "update" or (operation.op == "forward" and operation.batch == end)
+        wanted = operation.batch if is_newest else weight_version(operation.batch, delay)
         if operation.version != wanted:
             yield f"{_name(operation, shares)}: read version {operation.version}, not {wanted} (delay {delay})"
 

@@ -51,6 +51,11 @@ class EventfulPipeline(Pipeline):
         self._end_after = end_after
         self._last_lead = self.stages[-1][0]
         self.states[self._last_lead].awaits_losses = bool(schedules[-1].judged_every)
+        self._evaluates = {
+            w for w in self.stages[-1] if min(schedules[w].held_microbatches) < schedules[w].num_held_out
+        }
+        """Workers of the last stage that have not told yet what the last weights lose on held-out text."""
+        self._num_evaluating = len(self._evaluates)
 
     def run(self) -> Simulation:
         if self._stop is not None:
@@ -67,7 +72,8 @@ class EventfulPipeline(Pipeline):
         return 1.0 + self._jitter * self._random.random()
 
     def is_free(self, worker: int) -> None:
-        """The first stage chooses between two operations, as the executor does."""
+        """The first stage chooses between two operations, as the executor does. Losses of the last weights are told."""
+        self._tell_end_losses(worker)
         if worker or not self._is_stop_due:
             return
         assert self._stop is not None
@@ -105,6 +111,22 @@ class EventfulPipeline(Pipeline):
     def _ask_for_stop(self) -> int:
         self._is_stop_due = True
         return 0
+
+    def _tell_end_losses(self, worker: int) -> None:
+        lead, state = self._last_lead, self.states[worker]
+        if worker not in self._evaluates or not state.num_held_out or state.next_held_out >= 0:
+            return
+        self._evaluates.remove(worker)
+        if not self.states[lead].awaits_losses:
+            return
+
+        def arrive() -> None:
+            self.has_part(lead, state.end, self._know_end, num_parts=self._num_evaluating)
+
+        arrive() if worker == lead else self.send(worker, lead, arrive, num_bytes=0)
+
+    def _know_end(self, lead: int, end: int) -> None:
+        self.states[lead].losses_known(end)
 
     def _know_losses(self, lead: int, batch: int) -> None:
         self.states[lead].losses_known(batch)

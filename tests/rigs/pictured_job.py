@@ -43,6 +43,7 @@ def rows(num: int, *, num_generations: int = 1) -> list[HistoryRow]:
             seconds=0.3 + 0.05 * math.cos(batch),
             generation=1 + batch * num_generations // num,
             eval_loss=1.3 + 4.4 * math.exp(-batch / (num / 5)) if batch % 20 == 0 else None,
+            final_eval_loss=1.3123 if batch == num - 1 else None,
         )
         for batch in range(num)
     ]

@@ -486,6 +486,8 @@ def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) 
     assert [row.loss for row in journal.rows] == losses
     assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in results]
     assert [row.gradient_norm for row in journal.rows] == [result.gradient_norm for result in results]
+    assert [row.final_eval_loss for row in journal.rows] == [result.final_eval_loss for result in results]
+    assert (results[-1].final_eval_loss is not None) == (job.train.eval_every > 0)
     assert weights.keys() == layers.keys()
     for name, layer in layers.items():
         for parameter, tensor in weights[name].items():

@@ -66,6 +66,7 @@ def stage_schedules(
     has_clip: bool = False,
     num_groups: int = 1,
     first_batch: int = 0,
+    num_held_out: int = 0,
 ) -> tuple[StageSchedule, ...]:
     """The schedule of every stage, with slack; round_trips: of each link, in microbatch times."""
     needed = [
@@ -84,6 +85,7 @@ def stage_schedules(
             first_batch=first_batch,
             num_batches=num_batches,
             has_clip=has_clip,
+            num_held_out=num_held_out,
         )
         for s in range(num_stages)
     )
@@ -113,7 +115,7 @@ def shares(draw: st.DrawFn, num_groups: int) -> list[tuple[int, ...]]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Up to 6 stages of up to 3 workers, and 12 microbatches; any times, latencies, update times; with and without
-    clip, stop, snapshot.
+    clip, stop, snapshot, held-out text.
     """
     p, m = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     seconds = st.floats(0.0, 8.0, allow_nan=False)
@@ -131,6 +133,7 @@ def cases(draw: st.DrawFn) -> Case:
         has_clip=draw(st.booleans()),
         num_groups=num_groups,
         first_batch=first_batch,
+        num_held_out=draw(st.integers(0, m)),
     )
     has_replicas, group_by_group = draw(st.booleans()), draw(st.booleans())
     if not has_replicas:
@@ -218,6 +221,9 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
         s, op = done.stage, done.op
         counts[s, op] += 1
         match op:
+            case Forward(batch, _) if batch == case.end:
+                if not (done.version == newest[s] == case.end) or in_flight[s]:
+                    return "an evaluation of other weights than the last", done
             case Forward(batch, microbatch):
                 in_flight[s] += 1
                 read_by[s, batch, microbatch] = done.version
@@ -252,6 +258,8 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
             wanted[s, Update(batch)] = 1
             for i in schedule.held_microbatches:
                 wanted[s, Forward(batch, i)] = wanted[s, Backward(batch, i)] = 1
+        if simulation.stop == case.end:
+            wanted.update((s, Forward(case.end, i)) for i in schedule.held_microbatches if i < schedule.num_held_out)
     for workers in stages:
         held = sorted(i for worker in workers for i in case.schedules[worker].held_microbatches)
         if held != list(range(case.schedules[0].num_microbatches)):

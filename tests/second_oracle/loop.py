@@ -30,6 +30,8 @@ class Trained:
     weights: Weights
     evaluations: dict[int, float]
     """Loss on held-out text by the batch that begins with it."""
+    final_evaluation: float | None
+    """Loss on held-out text of the weights; None: a job without evaluations."""
     norms: list[float]
     """Of each batch's gradient, before clipping."""
 
@@ -73,7 +75,8 @@ def train(
         norms.append(norm(gradient, is_tied=is_tied))
         versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm, is_tied=is_tied))
         versions.pop(b - delay, None)
-    return Trained(losses=losses, weights=versions[end], evaluations=evaluations, norms=norms)
+    final = evaluation(job, held_out, versions[end], base) if settings.eval_every else None
+    return Trained(losses=losses, weights=versions[end], evaluations=evaluations, final_evaluation=final, norms=norms)
 
 
 def evaluation(job: Job, held_out: Sequence[Stream], weights: Weights, base: Weights) -> float:

@@ -142,7 +142,7 @@ const Headway = (() => {
     append(rows) {
       for (const row of rows) {
         const told = { ...row, tokens_per_s: row.seconds > 0 ? row.tokens / row.seconds : null };
-        for (const name of ["loss", "eval_loss", "learning_rate", "gradient_norm", "tokens_per_s"]) {
+        for (const name of ["loss", "eval_loss", "final_eval_loss", "learning_rate", "gradient_norm", "tokens_per_s"]) {
           const value = told[name];
           if (value === undefined || value === null) continue;
           const line = this.series[name] ??= { batches: [], values: [] };
@@ -274,7 +274,7 @@ const Headway = (() => {
     drawLoss() {
       const other = this.picture.other, unit = "nats per token, by batch";
       const more = { points: { show: true, size: 5 }, dash: [5, 4] };
-      const lines = [["loss", "loss", 0], ["eval_loss", "held-out loss", 1, more]];
+      const lines = [["loss", "loss", 0], ["eval_loss", "held-out loss", 1, more], ["final_eval_loss", "held-out loss after the last update", 4, { points: { show: true, size: 9 } }]];
       if (other) lines.unshift([other.loss, `loss of ${other.name}`, 6, { width: 6 }], [other.eval_loss, `held-out loss of ${other.name}`, 3, more]);
       if (!this.curve("Loss", unit, lines, this.width < 560 ? 220 : 280, { isFirst: true })) {
         this.section("Loss", unit, [], "No batch is safe from a failure yet.");
@@ -531,6 +531,8 @@ const Headway = (() => {
       say("loss", full(this.series.loss.values[index]));
       const held = value("eval_loss");
       if (held) say(held[1] === at ? "held-out loss" : `held-out loss, batch ${count(held[1])}`, held[0]?.toFixed(4) ?? "not finite", full(held[0]));
+      const final = value("final_eval_loss");
+      if (final && final[1] === at) say("held-out loss after its update", final[0]?.toFixed(4) ?? "not finite", full(final[0]));
       if (p.other) {
         const found = nearest(p.other.loss.batches, at);
         if (found >= 0 && p.other.loss.batches[found] === at) say(p.other.name, Object.is(p.other.loss.values[found], this.series.loss.values[index]) ? "the same, in each digit" : full(p.other.loss.values[found]));

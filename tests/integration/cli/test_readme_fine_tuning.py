@@ -5,6 +5,7 @@ of long ones.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_every_line_of_the_example_runs(program: Any) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert "held-out loss" in done.stdout
+    assert re.search(r"^held-out loss \d+\.\d{4} after the last update$", done.stdout, re.MULTILINE)
     files = {path.name for path in (program.folder / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
     opened = transformers.AutoModelForCausalLM.from_pretrained(program.folder / "merged")

@@ -61,6 +61,8 @@ class Result:
     generations: tuple[int, ...] = ()
     eval_losses: tuple[float, ...] = ()
     """Of the evaluations, in order."""
+    final_eval_loss: float | None = None
+    """After the last update; None: there are no evaluations, or the job was paused before its end."""
 
 
 def small_job(
@@ -122,6 +124,7 @@ class Oracle:
                 tuple(result.loss for result in results),
                 read_weights(folder),
                 eval_losses=tuple(result.eval_loss for result in results if result.eval_loss is not None),
+                final_eval_loss=results[-1].final_eval_loss if stop_at is None else None,
             )
         return self._known[key]
 
@@ -188,6 +191,7 @@ async def come_to(session: ClusterSession, name: str, out: Path) -> Result:
         read_weights(out / "model"),
         tuple(line["generation"] for line in lines),
         tuple(line["eval_loss"] for line in lines if "eval_loss" in line),
+        lines[-1].get("final_eval_loss"),
     )
 
 
@@ -200,6 +204,7 @@ def assert_same_bits(piped: Result, plain: Result) -> None:
     """Equal losses, equal names, and equal bits in every tensor."""
     assert piped.losses == plain.losses
     assert piped.eval_losses == plain.eval_losses
+    assert piped.final_eval_loss == plain.final_eval_loss
     assert piped.weights.keys() == plain.weights.keys()
     different = [name for name, tensor in piped.weights.items() if not _equal_bits(tensor, plain.weights[name])]
     assert not different

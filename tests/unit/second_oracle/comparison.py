@@ -13,9 +13,10 @@ from tests.second_oracle.job import read_job
 from tests.second_oracle.loop import train
 from tests.second_oracle.token_windows import read_stream
 
-Losses = list[tuple[float, float | None, float | None]]
-"""Of each batch, and of the evaluation that comes with it; then the norm of its gradient."""
-Bits = tuple[tuple[tuple[float, float | None, float | None], ...], tuple[tuple[str, bytes], ...]]
+Row = tuple[float, float | None, float | None, float | None]
+"""Loss of a batch, and of the evaluation that comes with it; the norm of its gradient; the held-out loss after it."""
+Losses = list[Row]
+Bits = tuple[tuple[Row, ...], tuple[tuple[str, bytes], ...]]
 """The losses of all batches, and each parameter of W_B by name."""
 
 
@@ -35,8 +36,9 @@ def by_second_oracle(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> 
     held_out = [read_stream(each, "validation") for each in data] if has_held_out else []
     streams = [read_stream(each) for each in data]
     done = train(read_job(text), streams, coded_cuts=coded_cuts, held_out=held_out)
-    numbered = enumerate(zip(done.losses, done.norms, strict=True))
-    return bits([(loss, done.evaluations.get(b), norm) for b, (loss, norm) in numbered], done.weights)
+    finals = [None] * (len(done.losses) - 1) + [done.final_evaluation]
+    numbered = enumerate(zip(done.losses, done.norms, finals, strict=True))
+    return bits([(loss, done.evaluations.get(b), norm, final) for b, (loss, norm, final) in numbered], done.weights)
 
 
 def by_reference(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits:
@@ -44,7 +46,7 @@ def by_reference(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits
     losses: Losses = []
 
     def told(result: BatchResult) -> None:
-        losses.append((result.loss, result.eval_loss, result.gradient_norm))
+        losses.append((result.loss, result.eval_loss, result.gradient_norm, result.final_eval_loss))
 
     job = parse_job(text)
     tokens = open_tokens(data, [""] * len(data), job.data.weights)
@@ -60,7 +62,8 @@ def by_pipeline(text: str, *data: Path, num_stages: int) -> Bits:
     pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=tokens)
     assert set(pipeline.run()) == {job.train.batches}
     weights = {name: dict(layer.weights()) for name, layer in layers.items()}
-    return bits([(row.loss, row.eval_loss, row.gradient_norm) for row in journal.rows], weights)
+    rows = [(row.loss, row.eval_loss, row.gradient_norm, row.final_eval_loss) for row in journal.rows]
+    return bits(rows, weights)
 
 
 def first_difference(found: Bits, expected: Bits) -> str:

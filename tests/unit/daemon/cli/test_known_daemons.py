@@ -161,6 +161,7 @@ class Daemons:
             generation=[1] * n,
             eval_loss=[NOT_KNOWN] * n,
             gradient_norm=[-1.0] * n,
+            final_eval_loss=[NOT_KNOWN] * n,
             next_batch=max(from_batch, below),
         )
 

@@ -52,6 +52,8 @@ def test_only_a_cross_entropy_has_a_perplexity(loss: str, told: str) -> None:
     spec = spec.with_values({"train.loss": loss})
     job = JobView(name="one", submission=SpecRecord(spec=spec), progress=replace(progress, evaluations=((8, 2.0),)))
     assert losses_and_rate(report_job(job, {}))[1] == f"held-out loss {told} at batch 8"
+    ended = replace(job, progress=replace(progress, evaluations=((8, 3.0),), final_eval_loss=2.0))
+    assert losses_and_rate(report_job(ended, {}))[1] == f"held-out loss {told} after the last update"
 
 
 def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ def _row(batch: int) -> HistoryRow:
         generation=1 + batch // 4,
         eval_loss=math.pi / (batch + 1) if batch % 3 == 0 else None,
         gradient_norm=None if batch % 2 else 1e-300,
+        final_eval_loss=math.e / 7 if batch == 7 else None,
     )
 
 

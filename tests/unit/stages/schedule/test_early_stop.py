@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.stages.early_stop import EvaluationTally, StopRule, stop_lag
-from headway.stages.schedule.next_op import Awaited, awaited
+from headway.stages.schedule.next_op import Awaited, awaited, next_op
+from headway.stages.schedule.operations import Forward
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import TrainSpec
@@ -89,7 +90,8 @@ def test_no_pipeline_waits_for_a_judgement_while_it_runs(case: Case) -> None:
 
 
 def test_a_batch_waits_for_the_judgement_that_could_forbid_it() -> None:
-    """A run that begins at boundary 7, an evaluation with batch 5: batch 7 begins, batch 8 waits and does not come."""
+    """A run that begins at boundary 7, an evaluation with batch 5: batch 7 begins, batch 8 waits and does not come, and
+    the weights of boundary 8 are evaluated."""
     train = TrainSpec(schedule="2bw", batches=20, microbatches=1, eval_every=5, eval_patience=1, clip_norm=0.0)
     state = ScheduleState(StageSchedule.of(train, stage_index=0, num_stages=2, depth=2, first_batch=7))
     assert stop_lag(train.delay) == 3
@@ -103,6 +105,8 @@ def test_a_batch_waits_for_the_judgement_that_could_forbid_it() -> None:
     assert awaited(state) is Awaited.JUDGEMENT
     assert state.expects_judgement(5)
     state.judged(5, 8)
+    assert (state.is_done, next_op(state)) == (False, Forward(8, 0))
+    state.forwarded(8, 0)
     assert state.is_done
 
 

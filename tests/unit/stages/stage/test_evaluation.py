@@ -1,9 +1,15 @@
 """Held-out evaluation beside the training: the reference's figures on every cut, and nothing else moves."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from headway.stages.schedule.operations import Forward
+import pytest
+
+from headway.stages.errors import AbortedError
+from headway.stages.ids import Boundary
+from headway.stages.schedule.operations import Forward, Op
 from headway.stages.state.journal import Journal
 from tests.rigs.pipeline import (
     EF,
@@ -17,6 +23,7 @@ from tests.rigs.pipeline import (
     save_all,
     with_train,
 )
+from tests.rigs.unobserved import Unobserved
 
 JOB = make_job(with_train(eval_every=2, eval_microbatches=3, batches=5), EF)
 
@@ -31,16 +38,18 @@ def test_an_evaluation_moves_no_bit_of_the_training() -> None:
 
 
 def test_an_evaluation_keeps_nothing_in_flight() -> None:
-    """Its microbatches wait for no gradient: as many operations as without, and as many microbatches in flight."""
+    """Its microbatches wait for no gradient: the operations of the training are those without it. After the last update
+    there are the held-out ones alone, each once, on the newest version."""
     job, traces = JOB, []
     plain = replace(job, train=replace(job.train, eval_every=0, eval_microbatches=0))
     for each in (job, plain):
         trace = Trace()
         pipeline = Pipeline(each, initial_layers(each), Journal(), num_stages=1, observers=[trace])
         pipeline.run()
-        traces.append([op for op, _, _ in trace.ops])
-    assert traces[0] == traces[1]
-    assert sum(isinstance(op, Forward) for op in traces[0]) == job.train.batches * job.train.microbatches
+        traces.append([(op, version) for op, version, _ in trace.ops])
+    evaluated, without = traces
+    assert evaluated[: len(without)] == without
+    assert evaluated[len(without) :] == [(Forward(5, i), 5) for i in range(3)]
 
 
 def test_a_stop_between_evaluations_loses_none(tmp_path: Path) -> None:
@@ -53,3 +62,47 @@ def test_a_stop_between_evaluations_loses_none(tmp_path: Path) -> None:
     layers, journal = load_all(tmp_path, job, boundary)
     assert Pipeline(job, layers, journal, num_stages=3, generation=2).run() == [8] * 3
     assert_exact(job, layers, journal)
+
+
+@dataclass
+class StrikesAtTheEnd(Unobserved):
+    """An observer of the first stage that puts an order into inboxes while the last weights are evaluated."""
+
+    order: Callable[[], None] = lambda: None
+
+    def ended(self, op: Op, **_: Any) -> None:
+        if op == Forward(5, 1):
+            self.order()
+
+
+def test_a_pause_while_the_last_weights_are_evaluated_ends_at_the_end() -> None:
+    """The first stage is asked where to stop → at the job's last boundary, with the loss of the last weights."""
+    layers, journal = initial_layers(JOB), Journal()
+    striking = StrikesAtTheEnd()
+    pipeline = Pipeline(JOB, layers, journal, num_stages=2, observers=[striking, Unobserved()])
+    striking.order = lambda: pipeline.inboxes[0].put("choose")
+    assert pipeline.run() == [5, 5]
+    assert pipeline.stop == 5
+    assert_exact(JOB, layers, journal)
+
+
+def test_an_abort_while_the_last_weights_are_evaluated_is_made_good(tmp_path: Path) -> None:
+    """All workers are cut off then → from the files of an earlier boundary, another cut ends with the same bits."""
+    layers, journal = initial_layers(JOB), Journal()
+    first = Pipeline(JOB, layers, journal, num_stages=2)
+    first.stop_all_at(3)
+    first.run()
+    save_all(tmp_path, JOB, layers, journal)
+    striking = StrikesAtTheEnd()
+    aborted = Pipeline(JOB, layers, journal, num_stages=2, observers=[striking, Unobserved()])
+
+    def abort() -> None:
+        for inbox in aborted.inboxes:
+            inbox.put("abort")
+
+    striking.order = abort
+    with pytest.raises(AbortedError):
+        aborted.run()
+    layers, journal = load_all(tmp_path, JOB, Boundary(3))
+    assert Pipeline(JOB, layers, journal, num_stages=3, generation=2).run() == [5] * 3
+    assert_exact(JOB, layers, journal)

@@ -78,6 +78,19 @@ def test_evaluations_are_a_column_only_where_there_are_some() -> None:
     assert [found.eval_loss for found in evaluated.rows[:2]] == [0.1 * 61, None]
 
 
+def test_the_last_row_is_completed() -> None:
+    """The loss of the last weights comes after the row: kept in files and by trimming, and chosen by any stride."""
+    journal = Journal(row(batch) for batch in range(10))
+    assert journal.last is not None
+    journal.complete(replace(journal.last, final_eval_loss=0.3))
+    journal = Journal.from_tensors(journal.tensors())
+    journal.drop_below(Batch(5))
+    assert [found.final_eval_loss for found in journal.rows] == [None] * 4 + [0.3]
+    (columns,) = journal.chosen(0, every=100, num_rows=8)
+    assert (columns["batch"].tolist(), columns["final_eval_loss"].tolist()) == ([9], [0.3])
+    assert Journal().last is None
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, -1.0])
 def test_any_loss_on_held_out_text_is_kept(loss: float) -> None:
     """Also that of weights that have diverged, or a plug-in's own of -1: it is no missing evaluation."""
