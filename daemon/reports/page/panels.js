@@ -133,13 +133,15 @@ const Headway = (() => {
     replace(picture) {
       this.picture = picture;
       this.series = Object.fromEntries(Object.entries(picture.series).map(([name, s]) => [name, { batches: [...s.batches], values: [...s.values] }]));
+      const follows = this.isAtEnd;
       this.done = picture.num_done;
-      if (this.batch === null && this.done) this.batch = this.done - 1;
+      if (follows && this.done) this.batch = this.done - 1;
       this.drawBelow();
       this.later();
     }
 
     append(rows) {
+      const follows = this.isAtEnd;
       for (const row of rows) {
         const told = { ...row, tokens_per_s: row.seconds > 0 ? row.tokens / row.seconds : null };
         for (const name of ["loss", "eval_loss", "final_eval_loss", "learning_rate", "gradient_norm", "tokens_per_s"]) {
@@ -155,7 +157,7 @@ const Headway = (() => {
         if (!last || last.number < row.generation) plans.push({ number: row.generation, first: row.batch, end: this.done, furthest: 0, text: "", stages: [], goodput_s: {}, at_s: 0 });
         else last.end = Math.max(last.end, this.done);
       }
-      if (rows.length && this.isAtEnd) this.batch = this.done - 1;
+      if (rows.length && follows) this.batch = this.done - 1;
       this.later();
     }
 

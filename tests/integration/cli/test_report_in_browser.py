@@ -53,6 +53,9 @@ async def test_a_report_is_read_by_mouse_and_keyboard(tmp_path: Path) -> None:
         assert await page.until("Headway.page.to === 399 && Headway.page.from === 0")
         await page.value("Headway.page.append([{batch: 400, loss: 1.25, tokens: 1, seconds: 1, generation: 5}])")
         assert await page.until("Headway.page.done === 401 && Headway.page.to === 400")
+        more = "[401, 402, 403, 404].map((batch) => ({batch, loss: 1.5, tokens: 1, seconds: 1, generation: 5}))"
+        await page.value(f"Headway.page.moveTo(400); Headway.page.append({more})")
+        assert await page.until("Headway.page.batch === 404"), "who looks at the end goes with it"
         assert {each.split("#")[0] for each in page.requests} == {address}
         assert page.complaints == []
 
