@@ -80,7 +80,7 @@ class OptimizerKind:
     """What others have to know of an optimizer: a class, made with parameters, lr, weight_decay and its settings."""
 
     path: str
-    """Import path of a `torch.optim.Optimizer` that steps each parameter alone, as api/plugins.py describes."""
+    """Import path of a `torch.optim.Optimizer` that steps each parameter alone, as docs/plugins.md describes."""
     settings: frozenset[str]
     """Of GroupSpec, beside those that all use; others are refused when a job is read."""
     slots: tuple[str, ...]

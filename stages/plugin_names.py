@@ -15,6 +15,10 @@ Settings = tuple[tuple[str, Setting], ...]
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
+MOST_TOLD: Final = 300
+"""Characters of an error of a plug-in that are told."""
+
+
 @dataclass
 class PluginError(Exception):
     """A plug-in is wrong, or has failed."""
@@ -22,6 +26,8 @@ class PluginError(Exception):
     plugin: str
     """Its import path, or its wheel."""
     reason: str
+    is_machines: bool = False
+    """True if it may run on another machine: this one lacks what it imports."""
 
     def __str__(self) -> str:
         return f"plug-in {self.plugin}: {self.reason}"
@@ -59,5 +65,6 @@ def told_by(plugin: str) -> Iterator[None]:
         # A module of a wheel lies inside of a file.
         own = [frame for frame in frames if any(part.is_file() for part in Path(frame.filename).parents)]
         place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-        text = str(error).partition("\n")[0]
-        raise PluginError(plugin, f"{type(error).__name__}: {text}".rstrip(": ") + place) from error
+        text = str(error).partition("\n")[0][:MOST_TOLD]
+        reason = f"{type(error).__name__}: {text}".rstrip(": ") + place
+        raise PluginError(plugin, reason, is_machines=isinstance(error, ImportError)) from error

@@ -55,7 +55,7 @@ from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster import transaction
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
-from headway.daemon.cluster.records import checkpoint_ailment, data_ailment, seen_key
+from headway.daemon.cluster.records import TERMINAL_PHASES, checkpoint_ailment, data_ailment, seen_key
 from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.cluster.transaction import Compare
 from headway.daemon.decide.cluster_watch import Member
@@ -174,6 +174,8 @@ class Agent:
         """Jobs whose records raised an error at the last look, with that error."""
         self._storage_troubles: set[str] = set()
         """Ailments of storage that could not be read at the last attempt."""
+        self._refused_plugins: set[str] = set()
+        """Ailments: code that could not be imported here, as long as a job has it."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
@@ -373,6 +375,7 @@ class Agent:
             if not is_over(self._around.member.view, run_key)
         }
         self._look_at_jobs()
+        self._tell_refused_plugins(supervisor)
         return NodeState(
             name=self._around.member.node,
             incarnation=self._around.member.incarnation,
@@ -392,6 +395,20 @@ class Agent:
             proven=self._links.proven,
             now=time.monotonic(),
         )
+
+    def _tell_refused_plugins(self, supervisor: Supervisor) -> None:
+        """Say in the node's record which code cannot be imported here, so that plans of its jobs leave it out."""
+        jobs = [job for job in self._around.member.view.jobs.values() if job.phase.phase not in TERMINAL_PHASES]
+        known = {job.name: job.spec.plugins.ailment for job in jobs if job.spec is not None}
+        for status in supervisor.statuses:
+            for run_key, failure in status.failures.items():
+                what = known.get(run_key.job, "") if failure.refuses_plugins else ""
+                if what and what not in self._refused_plugins:
+                    self._refused_plugins.add(what)
+                    self._around.activities.trouble(what, failure.text)
+        for what in self._refused_plugins - {*known.values()}:
+            self._refused_plugins.discard(what)
+            self._around.activities.trouble(what, "")
 
     def _data_state(self, folder: str) -> str:
         return self._around.library.state_of(folder)

@@ -115,7 +115,7 @@ def _preparation(assignment: Assignment, node: NodeState) -> Generator[Step, Non
     worker, run_key, last = assignment.worker, assignment.run_key, assignment.worker.goal.prepare
     if run_key in worker.failures:
         return None
-    if why := assignment.plugins.why_not_on(node.name, node.allow_plugins):  # whatever the leader has planned
+    if why := assignment.plugins.why_not_on(node.name, node.allow_plugins, {}):  # whatever the leader has planned
         yield GiveUp(worker.device_index, run_key, why)
         return None
     if last is not None and last.plan.generation == run_key.generation and worker.goal.job == run_key.job:

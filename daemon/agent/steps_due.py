@@ -129,7 +129,7 @@ def _register(view: ClusterView, assignment: Assignment, node: NodeState) -> Ite
     if record is None or record == known:
         return
     if record.state is WorkerState.FAILED and not (
-        _tells_of_the_device(view, assignment, node) and _tells_of_the_pair(view, assignment, record)
+        _tells_of_the_device(view, assignment, node, record) and _tells_of_the_pair(view, assignment, record)
     ):
         return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
@@ -140,10 +140,15 @@ def _register(view: ClusterView, assignment: Assignment, node: NodeState) -> Ite
     yield Register(key, job.name, record, ("plan",) if is_in_force else ("next",))
 
 
-def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeState) -> bool:
-    """Return whether our node record shows the device's present worker state, on which the next plan depends."""
+def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeState, record: WorkerRecord) -> bool:
+    """Return whether our node record shows the device's present worker state, and the code that it cannot import: the
+    next plan depends on both.
+    """
     own = view.nodes.get(node.name)
-    return own is None or (assignment.worker.device_index in own.down_devices) == assignment.worker.has_died
+    if own is None:
+        return True
+    is_told = not record.failure.refuses_plugins or assignment.plugins.ailment in own.ailments
+    return is_told and (assignment.worker.device_index in own.down_devices) == assignment.worker.has_died
 
 
 def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: WorkerRecord) -> bool:

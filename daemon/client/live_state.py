@@ -22,6 +22,7 @@ from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, advice_on,
 from headway.daemon.client.job_picture import traced
 from headway.daemon.client.job_watch import HistoryReader
 from headway.daemon.client.node_requests import report_shares
+from headway.daemon.cluster.client import EtcdStatus
 from headway.daemon.cluster.records import TERMINAL_PHASES
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
@@ -106,15 +107,14 @@ class Topic:
             self.viewers.discard(viewer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member of etcd, as it tells of itself."""
+    """A member of etcd."""
 
     address: str
-    version: str = ""
-    database_bytes: int = 0
-    is_leader: bool = False
-    trouble: str = ""
+    trouble: str
+    status: EtcdStatus | None = None
+    """What it tells of itself; None: nothing."""
 
 
 class ClusterFollower:
@@ -256,14 +256,8 @@ async def _ask(session: ClusterSession) -> MemberRow:
     try:
         told = await session.client.status()
     except StoreError as error:
-        return MemberRow(address=address, trouble=plain(error.reason))
-    return MemberRow(
-        address=address,
-        version=told.version,
-        database_bytes=told.database_bytes,
-        is_leader=told.is_leader,
-        trouble="" if told.has_leader else LEADERLESS,
-    )
+        return MemberRow(address, plain(error.reason))
+    return MemberRow(address, "" if told.has_leader else LEADERLESS, told)
 
 
 class JobFollower:

@@ -467,6 +467,8 @@ class Failure:
     """One line that is equal for workers with equal errors; empty when it was killed or lost a neighbour."""
     is_hopeless: bool = False
     """True if another attempt would end in this error again: a loss that is not finite, a package that is missing."""
+    refuses_plugins: bool = False
+    """True if its machine cannot import the job's code: its node's record says so, and plans leave the node out."""
     lost_peer: int = -1
     """Position of the neighbour whose link is lost, if it failed for that reason; -1: it did not."""
     was_unreached: bool = False

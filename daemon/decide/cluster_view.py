@@ -33,6 +33,7 @@ from headway.daemon.decide.job_view import MAX_REMEMBERED, JobView, note_storage
 from headway.daemon.decide.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.decide.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
 from headway.daemon.decide.usage import UsageMeter
+from headway.daemon.jobs.job import PLUGINS
 from headway.daemon.plan.paths import BlockedWays, blocked_ways
 
 _MEMBERSHIP = attrgetter(
@@ -51,9 +52,14 @@ def is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> bo
     """Return whether what matters for plans has changed: any other change is only a heartbeat."""
     if before is None or after is None:
         return before is not after
-    if _MEMBERSHIP(before) != _MEMBERSHIP(after):
+    if _MEMBERSHIP(before) != _MEMBERSHIP(after) or refused_code(before) != refused_code(after):
         return True
     return _has_other_devices(before, after)
+
+
+def refused_code(node: NodeRecord) -> dict[str, str]:
+    """Return why a node cannot import code of jobs, by ailment."""
+    return {what: text for what, text in node.ailments.items() if what.startswith(PLUGINS)}
 
 
 def _has_other_devices(before: NodeRecord, after: NodeRecord) -> bool:

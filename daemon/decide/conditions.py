@@ -88,11 +88,13 @@ def next_worker_failed(situation: JobSituation) -> Claim:
 
 
 def next_worker_reported_error(situation: JobSituation) -> Claim:
-    """The error did not come from outside, so another attempt would repeat it. One that ran out of memory gets less to
-    do in the next plan.
+    """The error did not come from outside, so another attempt would repeat it. The next plan gives less to a worker
+    that ran out of memory, and nothing to a machine that cannot import the job's code.
     """
     failed = situation.next.failed_worker
-    if failed is None or was_killed(failed[1].failure) or failed[1].failure.shortage is not None:
+    if failed is None or was_killed(failed[1].failure) or failed[1].failure.refuses_plugins:
+        return ""
+    if failed[1].failure.shortage is not None:
         return ""
     return what_was_lost(situation)
 

@@ -164,10 +164,11 @@ class LostWorker:
 
     @property
     def is_nobodys(self) -> bool:
-        """Return whether it counts against no node and no job: the machine moved, storage is away, or memory ran
-        out.
+        """Return whether it counts against no node and no job: the machine moved, storage is away, memory ran out, or
+        the machine lacks what plug-ins import.
         """
-        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory
+        is_without_code = self.failure is not None and self.failure.refuses_plugins
+        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory or is_without_code
 
     @property
     def is_out_of_memory(self) -> bool:

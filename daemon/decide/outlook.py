@@ -9,7 +9,7 @@ from typing import Final
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord, ProfileRecord
 from headway.daemon.cluster.memo import remembered
 from headway.daemon.cluster.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart, newer_ailment
-from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_view import ClusterView, refused_code
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan
@@ -156,7 +156,7 @@ def _ailing(nodes: dict[str, NodeRecord]) -> dict[str, dict[str, str]]:
 @remembered(size=4096)
 def _without_news(node: NodeRecord) -> NodeRecord:
     """Return a node without what plans do not read, and what changes often."""
-    return replace(node, generations={}, ailments={}, started_at=0.0)
+    return replace(node, generations={}, ailments=refused_code(node), started_at=0.0)
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:

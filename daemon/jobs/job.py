@@ -92,6 +92,10 @@ class DataSpec:
 TOO_MUCH: Final = "no device computes a microbatch of it"
 
 
+PLUGINS: Final = "plug-ins "
+"""Begins the name of the ailment that a node cannot import code."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsSpec:
     """`[plugins]`"""
@@ -107,11 +111,17 @@ class PluginsSpec:
     block_values: Annotated[int, (0, 10**15, TOO_MUCH)] = field(default=0, metadata={NOT_IN_FILES: True})
     """Values that it keeps of a microbatch for its backward."""
 
-    def why_not_on(self, node: str, allowed: Collection[str]) -> str:
+    @property
+    def ailment(self) -> str:
+        """Name the ailment of a node: it cannot import this code."""
+        return f"{PLUGINS}{self.sha256[:16]}"
+
+    def why_not_on(self, node: str, allowed: Collection[str], ailments: Mapping[str, str]) -> str:
         """Return why a node does not run the wheel's code; empty: it does, or there is none. allowed: its setting."""
-        if not self.sha256 or "any" in allowed or self.sha256 in allowed:
-            return ""
-        return f"node {node} does not allow the plug-ins of {self.wheel}: its allow_plugins lacks {self.sha256}"
+        if self.sha256 and not {"any", self.sha256} & {*allowed}:
+            return f"node {node} does not allow the plug-ins of {self.wheel}: its allow_plugins lacks {self.sha256}"
+        reason = ailments.get(self.ailment, "")
+        return f"node {node} cannot import the plug-ins of {self.wheel}: {reason}" if reason else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """`python -m headway.daemon.jobs.plugin_trial OUT`: the process that tries a job's plug-ins before it is submitted.
 
 It reads the job from stdin, and writes a `Trial` to OUT. What the plug-ins need is counted on tensors without content,
-and that they keep the rules of headway.plugins is tried on small ones.
+and that they keep the rules of docs/plugins.md is tried on small ones.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,16 +79,25 @@ def _try_loss(spec: JobSpec) -> None:
     targets, divisor = torch.tensor([[0, 7, 2], [3, 3, -100 if train.has_mask else 1]]), None
     if train.has_mask:
         divisor = torch.tensor(2.5)
+
+    def computed() -> tuple[Tensor, ...]:
+        loss = objective_loss(head, hidden, train, targets=targets, positions=None, divisor=divisor)
+        return (loss.detach(), *torch.autograd.grad(loss, hidden))
+
+    if not all(tensor.isfinite().all() for tensor in _same_twice(train.loss, computed)):
+        raise PluginError(train.loss, "makes a loss or a gradient that is not finite, of logits near 0")
+
+
+def _same_twice(name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return what a plug-in computes. Raises PluginError when it computes other bits with other random numbers."""
     found = []
     for seed in range(2):
         torch.manual_seed(seed)
-        loss = objective_loss(head, hidden, train, targets=targets, positions=None, divisor=divisor)
-        with told_by(train.loss):
-            found.append((loss.detach(), *torch.autograd.grad(loss, hidden)))
-    if not all(tensor.isfinite().all() for tensor in found[0]):
-        raise PluginError(train.loss, "makes a loss or a gradient that is not finite, of logits near 0")
-    if not all(map(torch.equal, *found)):
-        raise PluginError(train.loss, "is not deterministic: it gives other bits a second time")
+        with told_by(name):
+            found.append(compute())
+    if not all(torch.equal(*pair) for pair in zip(*found, strict=True) if not pair[0].isnan().any()):
+        raise PluginError(name, "is not deterministic: it gives other bits a second time, perhaps by dropout")
+    return found[0]
 
 
 def _write_source(spec: JobSpec, folder: Path) -> None:
@@ -165,18 +175,15 @@ def _try_block(spec: JobSpec) -> None:
     hidden = _drawn((2, length, spec.model.hidden_size), 0)
     later = hidden.clone()
     later[:, length // 2 :] = _drawn((2, length - length // 2, spec.model.hidden_size), 1)
-    found = []
-    for seed, rows in enumerate((hidden, hidden, later)):
-        torch.manual_seed(seed)
+
+    def computed(rows: Tensor) -> tuple[Tensor, ...]:
         block, leaf = build_layer("block.0", spec.model), rows.clone().requires_grad_()
         block.load_state_dict({key: tensor.clone() for key, tensor in weights.items()}, assign=True)
-        with told_by(name):
-            output = block(leaf)
-            found.append((output.detach(), *torch.autograd.grad(output.square().sum(), (*block.parameters(), leaf))))
-    first, second, third = found
-    if not all(map(torch.equal, first, second)):
-        raise PluginError(name, "is not deterministic: it gives other bits a second time, perhaps by dropout")
-    if not torch.allclose(first[0][:, : length // 2], third[0][:, : length // 2], rtol=1e-4, atol=1e-5):
+        output = block(leaf)
+        return (output.detach(), *torch.autograd.grad(output.square().sum(), (*block.parameters(), leaf)))
+
+    first, third = (_same_twice(name, partial(computed, rows))[0][:, : length // 2] for rows in (hidden, later))
+    if not torch.allclose(first, third, rtol=1e-4, atol=1e-5):
         raise PluginError(name, "lets a token see those after it, which it is to predict")
 
 

@@ -146,20 +146,30 @@ def _tried(spec: JobSpec, source_folder: Path) -> Trial:
             return Trial(fault=f"plug-in {wheel}: its trial takes longer than {limit_s:g} s")
         if told.exists():
             return msgspec.json.decode(told.read_bytes(), type=Trial)
-    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return Trial(fault=f"plug-in {wheel}: its trial ended with exit status {done.returncode}: {last[:200]}")
+    code, last = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    return Trial(fault=f"plug-in {wheel}: its trial {how}: {last[:200]}".rstrip(": "))
 
 
 def import_plugins(spec: JobSpec, folder: Path) -> None:
     """Import what a job names from its wheel, as `imported` returns it. folder: the wheel as data.
 
     A process imports the plug-ins of one job in its life: another wheel could have modules of the same names. Raises
-    PluginError: the wheel has another hash, the machine lacks a package, or the import fails or takes too long.
+    PluginError: the wheel has another hash, the machine lacks a package, or the import fails or takes too long. It was
+    imported where the job was submitted, so each of these `is_machines`.
     """
-    from headway.stages.data.shard_index import read_index
-
     if not spec.plugins.sha256:
         return
+    try:
+        _import(spec, folder)
+    except PluginError as error:
+        error.is_machines = True
+        raise
+
+
+def _import(spec: JobSpec, folder: Path) -> None:
+    from headway.stages.data.shard_index import read_index
+
     wheel = folder / read_index(folder).shards[0].file
     with wheel.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()

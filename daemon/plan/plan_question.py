@@ -130,15 +130,13 @@ def _offer(
 ) -> _Offer:
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
     present = sorted(nodes.value, key=lambda node: natural(node.name))
-    wanted = [
-        node for node in present if _is_wanted(sites, node) and not plugins.why_not_on(node.name, node.allow_plugins)
-    ]
+    wanted = [node for node in present if _is_wanted(sites, node) and not _why_no_plugins(plugins, node)]
     free = [node for node in wanted if node.name not in quarantined]
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in present if node.stays_out]
     other = [node for node in present if node.protocol != PROTOCOL_VERSION]
     out += [f"node {node.name} speaks protocol {node.protocol}, the leader {PROTOCOL_VERSION}" for node in other]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
-    out += filter(None, (plugins.why_not_on(node.name, node.allow_plugins) for node in present))
+    out += filter(None, (_why_no_plugins(plugins, node) for node in present))
     out += [told for node in wanted for told in _no_kernel(computes, node)]
     out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
     on_host = Counter(node.host for node in wanted for _ in node.devices if node.host)
@@ -153,6 +151,10 @@ def _offer(
         relayed=RelayedWays.of((node for node in free if node.relay), nodes.value),
         left_out=tuple(out),
     )
+
+
+def _why_no_plugins(plugins: PluginsSpec, node: NodeRecord) -> str:
+    return plugins.why_not_on(node.name, node.allow_plugins, node.ailments)
 
 
 def _with_plugins(slot: DeviceSlot, plugins: PluginsSpec) -> DeviceSlot:

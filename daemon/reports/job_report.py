@@ -18,7 +18,7 @@ from headway.daemon.decide.failures import awaited_pair
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.waiting import queue
 from headway.daemon.jobs.data_choices import epoch_of
-from headway.daemon.jobs.job import JobSpec, shares_text
+from headway.daemon.jobs.job import PLUGINS, JobSpec, shares_text
 from headway.daemon.plan.cluster_plan import worker_name
 from headway.daemon.plan.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
@@ -326,12 +326,15 @@ def ailments_of(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...
     mine = job_ailment(job.name)
     names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.workers)
     of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
+    if job.spec is not None and job.spec.plugins.sha256:
+        told = (job.spec.plugins.why_not_on(node.name, ("any",), node.ailments) for node in nodes.values())
+        of_job += filter(None, told)
     of_nodes = [
         f"node {name}: {what} {sentence}"
         for name in names
         if name in nodes
         for what, sentence in nodes[name].ailments.items()
-        if not what.startswith((job_ailment(""), VANISHED))
+        if not what.startswith((job_ailment(""), VANISHED, PLUGINS))
     ]
     return (*of_job, *of_nodes)
 

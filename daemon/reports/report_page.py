@@ -18,18 +18,15 @@ PAGE: Final = files("headway.daemon.reports") / "page"
 """The static files, also of a page that is served."""
 
 
-def page_html(picture: Picture | None, *, more_scripts: tuple[str, ...] = (), connects: str = "'none'") -> str:
-    """Return the page with its picture inside; None: a script that is added brings it.
-
-    more_scripts: texts that run after the code of the panels. connects: hosts that the page may ask, by its policy.
-    """
+def page_html(picture: Picture) -> str:
+    """Return the page with its picture inside."""
     style = "\n".join(_file(name) for name in STYLES)
-    script = "\n".join((*map(_file, SCRIPTS), *more_scripts))
+    script = "\n".join(map(_file, SCRIPTS))
     policy = (
-        f"default-src 'none'; connect-src {connects}; script-src {_digest(script)}; style-src {_digest(style)}; "
+        f"default-src 'none'; connect-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    inside = "" if picture is None else _inside_html(msgspec.json.encode(picture).decode())
+    inside = _inside_html(msgspec.json.encode(picture).decode())
     return Template(_file("report.html")).substitute(policy=policy, style=style, script=script, picture=inside)
 
 

@@ -252,8 +252,7 @@ class StageWorker:
             if path and action is Action.START and self._actual.num_damaged < MAX_DAMAGED:
                 self._tell(num_damaged=self._actual.num_damaged + 1, damaged_path=path)
             else:
-                is_hopeless = isinstance(error, MissingPackageError | PluginError)
-                self._fail(generation, Failure(reason, self._batch_of(generation), is_hopeless=is_hopeless))
+                self._fail(generation, _code_failure(error, reason, self._batch_of(generation)))
 
     def _do(self, action: Action) -> None:
         goal = self._goal
@@ -286,9 +285,8 @@ class StageWorker:
         assert spec is not None, "a goal with a job has its spec"
         layers = prepare.plan.workers[prepare.position].layers
         device = self._device.claim(goal.device_index)
-        if self._plugins != spec.plugins.sha256:
-            self._plugins = spec.plugins.sha256
-            import_plugins(spec, Path(prepare.plugins_path))
+        self._plugins = spec.plugins.sha256
+        import_plugins(spec, Path(prepare.plugins_path))
         configure(spec.train, device)
         for layer in layers:
             _check_layer(layer, spec)
@@ -302,7 +300,7 @@ class StageWorker:
         if prepare.data_paths and (held.tokens is None or is_other_data):
             names = [part.sha256 for part in spec.data.parts]
             held.tokens = open_tokens(prepare.data_paths, names, spec.data.weights, verified=prepare.data_states)
-        if not self._actual.job:
+        if held.spec is None:
             if goal.log_path:
                 self._output.redirect(Path(goal.log_path))
             self._goodput = Goodput()
@@ -453,7 +451,7 @@ class StageWorker:
         except PluginError as error:
             reason = str(error)
             log.error("plugin_failed", job=actual.job, batch=run.executor.batch, reason=reason, exc_info=error)
-            self._fail(actual.generation, Failure(reason, run.executor.batch, reason, is_hopeless=True))
+            self._fail(actual.generation, _code_failure(error, reason, run.executor.batch, fault=reason))
         finally:
             # From here on heartbeats describe an idle worker; failures still name the batch.
             self._run, self._batch = None, run.executor.batch
@@ -507,7 +505,9 @@ class StageWorker:
         self._send(self._actual)
 
     def _fail(self, generation: int, failure: Failure) -> None:
-        self._tell(failures={**self._actual.failures, generation: failure})
+        # It is of the job from here on, also when it could not prepare for it.
+        job = self._actual.job or self._goal.job
+        self._tell(job=job, failures={**self._actual.failures, generation: failure})
 
     def _failure(self, error: Exception, text: str, *, fault: str = "", lost_peer: int = -1) -> Failure:
         return Failure(
@@ -535,6 +535,13 @@ class StageWorker:
             final_eval_loss=row.final_eval_loss,
         )
         self._send(Progress(self._actual.job, self._actual.generation, batch))
+
+
+def _code_failure(error: Exception, text: str, batch: int, *, fault: str = "") -> Failure:
+    """Return the failure by code that is missing or wrong: another attempt helps only where the machine is to blame."""
+    is_refused = isinstance(error, PluginError) and error.is_machines
+    is_hopeless = isinstance(error, MissingPackageError | PluginError) and not is_refused
+    return Failure(text, batch, "" if is_refused else fault, is_hopeless=is_hopeless, refuses_plugins=is_refused)
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:

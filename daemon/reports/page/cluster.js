@@ -79,9 +79,9 @@ function users(rows) {
 function members(rows) {
   show("members", table([
     ["member", (member) => member.address],
-    ["state", (member) => member.trouble ? el("span", { class: "trouble" }, member.trouble) : member.is_leader ? "leads" : "follows"],
-    ["release", (member) => member.version],
-    ["database", (member) => (member.version ? bytes(member.database_bytes) : ""), "number"],
+    ["state", (member) => member.trouble ? el("span", { class: "trouble" }, member.trouble) : member.status.is_leader ? "leads" : "follows"],
+    ["release", (member) => member.status?.version],
+    ["database", (member) => (member.status ? bytes(member.status.database_bytes) : ""), "number"],
   ], rows));
 }
 

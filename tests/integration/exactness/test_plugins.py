@@ -14,6 +14,7 @@ from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.reports.job_report import report_in
 from tests.integration.exactness.training import (
     Oracle,
     assert_same_bits,
@@ -66,6 +67,42 @@ async def test_a_kill_and_a_join_change_no_bit(job: JobSpec, tmp_path: Path, ora
         await until(session, lambda _, job: job.plan is not None and len(job.plan.workers) == 3, "moved")
         paced_layers(tmp_path, 0)
         result = await finished(session, "moved", tmp_path / "out")
+    assert_same_bits(result, oracle(spec))
+
+
+LACKS = """
+import os
+
+if os.environ.get("LACKS_A_PACKAGE"):
+    import no_such_package
+"""
+
+
+async def test_nodes_that_lack_a_package_are_left_out_and_named(job: JobSpec, tmp_path: Path, oracle: Oracle) -> None:
+    """One is there at the start, one joins: the job trains to its end on the only node that has the package."""
+    file = write_files(tmp_path)
+    module = file.parent / "my_things.py"
+    module.write_text(LACKS + module.read_text())
+    other = read_draft(file).resolved((Device(kind="cpu"),)).plugins
+    spec = replace(job, job=replace(job.job, name="lacks"), train=replace(job.train, batches=40), plugins=other)
+    paced, lacks = paced_layers(tmp_path, LAYER_S), {"LACKS_A_PACKAGE": "1"}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=1, environment=paced) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await cluster.add_node(environment=paced | lacks)
+        await submit(session, spec)
+        await until_batch(session, "lacks", 3)
+        await cluster.add_node(environment=paced | lacks)
+        what = "cannot import the plug-ins of my_things.py: "
+        await until(session, lambda view, _: sum(bool(n.ailments) for n in view.nodes.values()) == 2, "lacks")
+        view = await session.view()
+        told = [line for line in report_in(view, view.jobs["lacks"]).ailments if "needs no_such_package" in line]
+        assert [line.partition(what)[0] for line in told] == ["node node-2 ", "node node-3 "]
+        paced_layers(tmp_path, 0)
+        result = await finished(session, "lacks", tmp_path / "out")
+        view = await session.view()
+        assert (view.jobs["lacks"].phase.failures.num_deaths, view.failures) == (0, {})
     assert_same_bits(result, oracle(spec))
 
 

@@ -49,6 +49,7 @@ class Own(torch.optim.Optimizer):
 """
 FAULTS = {
     "raises": ("raise KeyError('left')", "KeyError: 'left' (raises.py:10)"),
+    "babbles": ("raise ValueError('x' * 10**6)", f"ValueError: {'x' * 300} (babbles.py:10)"),
     "infinite": ("weight.div_(0)", "not finite"),
     "replaces": ("weight.data = weight - weight.grad", "replaced the weights; it has to change them in place"),
     "remembers": (
@@ -196,6 +197,15 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, monkeypatch:
         assert line in tried(job(tmp_path, module, text), tmp_path / "data").fault, module
     unknown = job(tmp_path, "unknown", OPTIMIZER.replace("STEP", "pass"), settings="{ rnk = 2 }")
     assert "unexpected keyword argument 'rnk'" in tried(unknown, tmp_path / "data").fault
+
+
+def test_code_that_ends_its_process_is_refused_by_how_it_ended(tmp_path: Path) -> None:
+    """It says nothing itself, so the trial does."""
+    for module, text, line in (("leaves", "os._exit(7)", "status 7"), ("dies", "os.kill(os.getpid(), 9)", "SIGKILL")):
+        (tmp_path / f"{module}.py").write_text(f"import os\n{text}\n")
+        spec = parse_job(JOB.format(module=module, settings="{}"))
+        with pytest.raises(ConfigError, match=rf"plug-in {module}.py: its trial .* {line}$"):
+            with_plugins(spec, job_file=tmp_path / "job.toml", cache_dir=tmp_path)
 
 
 def test_another_wheel_than_the_jobs_is_refused(tmp_path: Path) -> None:
