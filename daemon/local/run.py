@@ -125,11 +125,11 @@ async def _train(
 
     async def on_change(view: ClusterView, job: JobView) -> None:
         nonlocal tracing
-        await journal.on_view(view, job)
-        if tracing is None and job.spec and job.progress and job.progress.batch >= TRACED_AT * job.spec.train.batches:
-            tracing = asyncio.create_task(traced(session, name))
         if on_view is not None:
             await on_view(cluster, view, job)
+        await journal.on_view(view, job)  # last: a node may be slow to tell its rows
+        if tracing is None and job.spec and job.progress and job.progress.batch >= TRACED_AT * job.spec.train.batches:
+            tracing = asyncio.create_task(traced(session, name))
 
     try:
         with display:
