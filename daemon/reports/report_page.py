@@ -13,7 +13,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.reports.picture import Picture
 
 STYLES: Final = ("uPlot.min.css", "page.css")
-SCRIPTS: Final = ("uPlot.iife.min.js", "panels.js")
+SCRIPTS: Final = ("uPlot.iife.min.js", "curves.js", "panels.js")
 PAGE: Final = files("headway.daemon.reports") / "page"
 """The static files, also of a page that is served."""
 

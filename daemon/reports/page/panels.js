@@ -8,6 +8,7 @@
 
    All text from outside becomes a text node. */
 const Headway = (() => {
+  const { nearest, part, steps, thin, upTo } = Curves;
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#c9b400", "#8c8c8c"];  // Okabe–Ito
   const CLASSES = { useful: 2, waiting: 1, bubble: 4, replay: 5, snapshot: 3, recovery: 13, replan: 8, idle: 7 };
   const WORK = { forward: 4, backward: 1, orthogonalize: 3, update: 2 };
@@ -32,21 +33,6 @@ const Headway = (() => {
     : s < 5970 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
   const short = (v) => v >= 1e6 ? `${+(v / 1e6).toPrecision(3)}M` : v >= 1e4 ? `${+(v / 1e3).toPrecision(3)}k` : `${+v.toPrecision(4)}`;
   const clock = (s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false });
-
-  /* Index of the point that is nearest to a batch; -1: there is none. */
-  const nearest = (batches, batch) => {
-    let low = 0, high = batches.length - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (batches[middle] < batch) low = middle + 1; else high = middle;
-    }
-    return low > 0 && batch - batches[low - 1] < batches[low] - batch ? low - 1 : high;
-  };
-  /* Index of the newest point up to a batch; -1: there is none. */
-  const upTo = (batches, batch) => {
-    const found = nearest(batches, batch);
-    return found >= 0 && batches[found] > batch ? found - 1 : found;
-  };
 
   const colourOf = (number) => number % 8 ? COLOURS[number % 8] : style("--first");
 
@@ -81,13 +67,6 @@ const Headway = (() => {
       if (number !== null) swatch(item, number);
       el(item, "span", "", name);
     }
-  };
-  const steps = (from, to, most) => {
-    const raw = Math.max((to - from) / Math.max(most, 1), 1), power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw);
-    const found = [];
-    for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
-    return found;
   };
   const canvas = (parent, width, height, draw) => {
     const made = parent.querySelector(":scope > canvas") ?? el(parent, "canvas"), ratio = devicePixelRatio || 1;
@@ -608,23 +587,6 @@ const Headway = (() => {
     const found = names.map((name) => name.startsWith("block.") ? blocks.length > 1 ? `blocks ${blocks[0]}–${blocks.at(-1)}` : `block ${blocks[0]}` : name);
     return [...new Set(found)].join(", ");
   };
-  /* What is seen of a curve between two batches: no more points than pixels. */
-  const part = (line, from, to, pixels) => {
-    const begin = Math.max(nearest(line.batches, from) - 1, 0), end = nearest(line.batches, to) + 2;
-    const seen = { batches: line.batches.slice(begin, end), values: line.values.slice(begin, end) };
-    while (seen.batches.length > pixels) thin(seen);
-    return seen;
-  };
-  /* Halves a curve in place: of each four points the least and the greatest stay. */
-  const thin = (line) => {
-    const kept = { batches: [], values: [] };
-    for (let i = 0; i < line.batches.length; i += 4) {
-      const four = [0, 1, 2, 3].map((k) => i + k).filter((k) => k < line.batches.length).sort((a, b) => line.values[a] - line.values[b]);
-      for (const k of [...new Set([four[0], four[four.length - 1]])].sort((a, b) => a - b)) { kept.batches.push(line.batches[k]); kept.values.push(line.values[k]); }
-    }
-    Object.assign(line, kept);
-  };
-
   return { open: (root, picture) => new Page(root, picture) };
 })();
 

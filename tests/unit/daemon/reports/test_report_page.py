@@ -53,7 +53,7 @@ def test_the_page_asks_no_host() -> None:
     assert "default-src 'none'" in policy
     assert "connect-src 'none'" in policy
     assert not re.search(r"https?:|unsafe|\*", policy)
-    own = "".join((PAGE / name).read_text() for name in ("panels.js", "page.css", "report.html"))
+    own = "".join((PAGE / name).read_text() for name in ("curves.js", "panels.js", "page.css", "report.html"))
     assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(", own)
 
 
