@@ -1,7 +1,6 @@
 """What `import headway` gives: a cluster, the plain loop and the planner, as the commands of these names have them."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
@@ -28,9 +26,9 @@ from headway.daemon.base.errors import (
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.cluster.records import TERMINAL_PHASES, EventRecord
 from headway.daemon.reports.job_report import JobReport, report_in, reports_in
-from headway.daemon.reports.metrics_file import HistoryRow
+from headway.daemon.reports.metrics_file import METRICS_NAME, HistoryRow, read_rows
 from headway.daemon.reports.node_list import NodeReport, report_nodes
-from headway.stages.errors import DataError, MissingPackageError, PeerError
+from headway.stages.errors import DataError, MissingPackageError, PeerError, check_installed
 
 if TYPE_CHECKING:
     from headway.daemon.client.export import ExportReport
@@ -247,8 +245,7 @@ class Client:
         force: replace a model that no export wrote. dtype: None: that of the folder from which the job started, else
         float32. merge: add adapters to the weights beside them. Needs torch. Remarks are warnings of Python.
         """
-        if find_spec("torch") is None:
-            raise MissingPackageError("torch", "node", "headway.Client.export")
+        check_installed("torch", "node", "headway.Client.export")
         from headway.daemon.client.export import ExportReport, export_with_history
 
         told: list[str] = []
@@ -324,8 +321,7 @@ def reference(
     Seconds, and the generation, which is 0, are the loop's own. out: folder for metrics.jsonl and the model; None: they
     are not kept. Needs torch. Raises ConfigError, MissingPackageError, RecoveryError, JobFailedError.
     """
-    if find_spec("torch") is None:
-        raise MissingPackageError("torch", "node", "headway.reference")
+    check_installed("torch", "node", "headway.reference")
     with tempfile.TemporaryDirectory(prefix="headway-") as folder:
         written = Path(folder if out is None else out)
         words = ["reference", str(job), "--out", str(written), "--device", device]
@@ -338,8 +334,7 @@ def reference(
             raise RecoveryError(str(job), told)
         if done.returncode != 0:
             raise JobFailedError(job=str(job), phase="failed", reason=told or f"it ended with {done.returncode}")
-        lines = (written / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [HistoryRow(**json.loads(line)) for line in lines]
+        return read_rows(written / METRICS_NAME)
 
 
 async def _reports(session: ClusterSession, name: str) -> AsyncGenerator[JobReport, None]:

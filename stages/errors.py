@@ -1,6 +1,7 @@
 """Errors between workers. They carry fields; the sentence is made from the fields."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 
 @dataclass
@@ -86,6 +87,12 @@ class MissingPackageError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what} needs {self.package}, which is not installed: `pip install 'headway[{self.extra}]'`"
+
+
+def check_installed(package: str, extra: str, what: str) -> None:
+    """Raise MissingPackageError unless a package is there. The arguments are its fields."""
+    if find_spec(package) is None:
+        raise MissingPackageError(package, extra, what)
 
 
 @dataclass

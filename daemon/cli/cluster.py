@@ -222,13 +222,10 @@ def web(options: WebOptions, where: Where) -> int:
     headway web
     headway web --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem
     """
-    import importlib.util
-
     from headway.daemon.base.interrupts import run_interruptible
-    from headway.stages.errors import MissingPackageError
+    from headway.stages.errors import check_installed
 
-    if importlib.util.find_spec("aiohttp") is None:
-        raise MissingPackageError("aiohttp", "web", "`headway web`")
+    check_installed("aiohttp", "web", "`headway web`")
     from headway.daemon.client.web import Listening, serve
 
     address = where.find()

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -35,7 +34,7 @@ from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, will_that_sweeps
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.stages.errors import MissingPackageError, UnavailableError
+from headway.stages.errors import UnavailableError, check_installed
 from headway.stages.sockets.roles import Role
 
 READY_TIMEOUT_S = 120.0
@@ -145,8 +144,7 @@ class LocalCluster:
         Raises ConfigError: the state folder is in use or unusable, no etcd binary; MissingPackageError: no torch;
         UnavailableError: every daemon ended, or was not registered within its deadline.
         """
-        if find_spec("torch") is None:
-            raise MissingPackageError("torch", "node", "a node on this machine")
+        check_installed("torch", "node", "a node on this machine")
         binary = find_etcd_binary(self._etcd_binary)
         self._take_state_dir()
         await self._share_cards()

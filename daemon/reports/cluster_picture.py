@@ -47,7 +47,6 @@ class NodeRow:
     name: str
     site: str
     is_up: bool
-    address: str = ""
     devices: str = ""
     device_bytes: int = 0
     """Memory of its devices; 0: not known, not limited."""
@@ -94,7 +93,6 @@ class JobRow:
     tokens_per_second: float | None
     left: str
     queue_position: int | None
-    submitted_at: float
     why: str
 
 
@@ -113,7 +111,6 @@ def job_row(report: JobReport) -> JobRow:
         tokens_per_second=report.tokens_per_second,
         left=time_left(report) if report.seconds_left else "",
         queue_position=report.queue_position,
-        submitted_at=report.submitted_at,
         why=" · ".join(filter(None, notes)),
     )
 
@@ -138,7 +135,6 @@ def node_rows(view: ClusterView) -> tuple[NodeRow, ...]:
                 name=name,
                 site=node.site,
                 is_up=True,
-                address=node.address,
                 devices=alike([f"{device.kind} {device.model}".strip() for device in node.devices]),
                 device_bytes=sum(device.memory_bytes for device in node.devices),
                 planned_bytes=planned[name],

@@ -3,7 +3,6 @@
 Each appends rows in order. One that is started again goes on after the newest batch that it finds written.
 """
 
-import importlib.util
 import math
 import os
 import struct
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
-from headway.stages.errors import MissingPackageError
+from headway.stages.errors import check_installed
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -84,12 +83,6 @@ def _told(name: str) -> Iterator[None]:
         raise ConfigError(f"cannot be written: {error.strerror or error}", name) from error
 
 
-def _check_installed(package: str) -> None:
-    """Raise MissingPackageError unless a package is there, which the extra of its name brings."""
-    if importlib.util.find_spec(package) is None:
-        raise MissingPackageError(package, package, f"`--{package}`")
-
-
 class JsonLines:
     """A metrics file. Raises ConfigError for another file."""
 
@@ -118,7 +111,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, uid: str) -> None:
         """uid: the job's, which its files' names end with. Raises ConfigError when the folder has other events."""
-        _check_installed("tensorboard")
+        check_installed("tensorboard", "tensorboard", "`--tensorboard`")
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         from tensorboard.compat.proto.event_pb2 import Event
 
@@ -166,7 +159,7 @@ class WeightsAndBiases:
 
     def __init__(self, job: str, uid: str, mode: WandbMode) -> None:
         """Raises ConfigError when the service refuses or does not answer."""
-        _check_installed("wandb")
+        check_installed("wandb", "wandb", "`--wandb`")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its own faults go over the network
         import wandb
 

@@ -2,13 +2,15 @@
 
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import headway
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
+from headway.daemon.reports.metrics_file import METRICS_NAME, HistoryRow, MetricsFile, read_rows
 
 
 def append(metrics: MetricsFile, batch: int, loss: float = 1.0) -> None:
@@ -101,3 +103,16 @@ def test_a_diverged_batch_is_read_back(tmp_path: Path) -> None:
     assert found.gradient_norm is not None
     assert math.isnan(found.gradient_norm)
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text(), "JSON has no such number"
+
+
+def test_python_reads_a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with `non_finite = "continue"` has diverged: its file says null, and its rows NaN, as those of a run."""
+
+    def trained(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        with MetricsFile(Path(words[words.index("--out") + 1]) / METRICS_NAME) as file:
+            file.append(HistoryRow(batch=0, loss=math.nan, learning_rate=0.1, tokens=1, seconds=0.1, generation=0))
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr("headway.client.subprocess.run", trained)
+    [row] = headway.reference("job.toml")
+    assert math.isnan(row.loss)
