@@ -23,7 +23,6 @@ from headway.daemon.client import checkpoint_folder, job_requests
 from headway.daemon.client.checkpoint_folder import Manifest
 from headway.daemon.client.cluster_access import ClusterSession, every_answer, node_client
 from headway.daemon.client.few_rows import few_rows_of
-from headway.daemon.cluster.records import PROTOCOL_VERSION
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import continued_schedule
@@ -304,11 +303,6 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
     view = await session.view()
     devices = [device for node in view.nodes.values() for device in node.devices]
     resolved, changes = await asyncio.to_thread(draft.resolved, devices), Changes()
-    if resolved.plugins.sha256 and (
-        other := sorted(n.name for n in view.nodes.values() if n.protocol != PROTOCOL_VERSION)
-    ):
-        what = f"node {other[0]} is of another release, which may not know a job's own code; upgrade it first"
-        raise ConfigError(what, f"{draft.source}:plugins.wheel")
     if (manifest := draft.manifest) is not None:
         if not manifest.is_sealed:
             warn("the checkpoint's manifest has no digest: an earlier release wrote it")
