@@ -289,10 +289,11 @@ class Client:
 def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -> "PlanPreview":
     """Return which node would hold which layers of a job, and why: a dry run without a cluster or a GPU.
 
-    nodes: a number of equal CPU nodes, with `memory_gib` of memory each (0: enough), or a file of nodes as of `headway
-    plan --nodes-file`. `lines` of the answer is its text for people. Raises ConfigError, also for a job that does not
-    fit, with the arithmetic.
+    nodes: a number of CPU nodes that share this machine, with `memory_gib` of memory each (0: enough), or a file of
+    nodes as of `headway plan --nodes-file`. `lines` of the answer is its text for people. Raises ConfigError, also for
+    a job that does not fit, with the arithmetic.
     """
+    from headway.daemon.base.machine_share import num_cores
     from headway.daemon.client.planned_job import nodes_in, read_planned
     from headway.daemon.client.preview import equal_nodes, preview
 
@@ -301,7 +302,7 @@ def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -
     def work() -> "PlanPreview":
         spec, named, has_data = read_planned(Path(job), warn=told.append)
         if isinstance(nodes, int):
-            equal = equal_nodes(nodes, memory_bytes=round(memory_gib * GIB))
+            equal = equal_nodes(nodes, memory_bytes=round(memory_gib * GIB), num_cores=num_cores())
             return preview(spec, equal, named=named, is_simulated=False, has_data=has_data)[0]
         records, links = nodes_in(Path(nodes), spec, named)
         return preview(spec, records, named=named, links=links, is_simulated=False, has_data=has_data)[0]

@@ -9,14 +9,22 @@ large_pages_WIDTH: processor seconds of both with kept memory in pages of 4 KiB,
 record_ns: to remember one operation, the call included; a call that does nothing, measured in turns, is beside it.
 tell_ms: to put a full memory into the answer, in a thread that shares the processor with the computation.
 
+--rows starts: processor milliseconds of what is so small that only its start counts, while two processes compute.
+block_ms, ends_ms: forward and backward of a block; of embed and head together. block_update_ms, ends_update_ms: their
+updates. microbatch_ms: what a stage does beside them for each microbatch; stage_ms: once a batch. frame_ms: to send a
+frame, or to receive one. They come from pipelines of 4 and 8 blocks, 4 and 16 microbatches, one stage and two.
+
 Processor time, unlike wall time, hardly depends on what else the machine does. Sides alternate; losses are compared.
 """
 
 import argparse
 import resource
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rigs.measure import Figure, alternate, progress, report
 from rigs.pipeline_processes import Host, Operations, Processes, StageRun, cut
@@ -25,7 +33,7 @@ from headway.daemon.cluster.records import PlanRecord, WorkerPart
 from headway.daemon.worker.goal import Start
 from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule.operations import Forward, Op
+from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
 from headway.stages.stage.launched_ops import StageObserver
@@ -34,7 +42,8 @@ from headway.stages.telemetry.goodput import NUM_KEPT, Goodput
 WORKLOADS = {256: (4, 8), 128: (2, 24)}
 """By width: sequences of a microbatch, and batches of a run."""
 NUM_BLOCKS = 4
-ROWS = ("memory", "trace")
+ROWS = ("memory", "trace", "starts")
+NUM_BATCHES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +154,98 @@ def trace_costs(num_pairs: int) -> dict[str, Figure]:
     }
 
 
+class ProcessorTimes(Operations):
+    """Keeps the processor seconds of each operation, and those of the whole process until its end."""
+
+    def begins(self, op: Op, now: float) -> None:  # noqa: ARG002
+        self._began = time.thread_time()
+
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:  # noqa: ARG002
+        self.all.append((op, time.thread_time() - self._began, time.process_time()))
+
+
+class TimedRun(StageRun):
+    """A stage's run whose processor times are kept."""
+
+    def observer(self) -> Operations:
+        """As of a StageRun."""
+        return ProcessorTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParts:
+    """Milliseconds of processor time of a batch, the median of the run, over all stages."""
+
+    microbatch_ms: float
+    """Of the operations on one microbatch, forward and backward."""
+    update_ms: float
+    beside_ms: float
+    """Of the processes beside these operations, once a batch."""
+
+
+def start_costs(num_passes: int) -> dict[str, Figure]:
+    """Of tiny layers, by differences between pipelines; each pass has all of them, the first one is not counted."""
+    samples: list[dict[str, float]] = []
+    with Processes(2, environment={}) as processes:
+        for index in range(num_passes + 1):
+            one, many, deep, two, two_many = (
+                _parts(processes, *shape) for shape in ((4, 4, 1), (4, 16, 1), (8, 4, 1), (4, 4, 2), (4, 16, 2))
+            )
+            block = (deep.microbatch_ms - one.microbatch_ms) / 4
+            layer_update = (deep.update_ms - one.update_ms) / 4
+            beside = (many.beside_ms - one.beside_ms) / 12
+            frame = ((two_many.beside_ms - two.beside_ms) / 12 - beside) / 4
+            found = {
+                "block_ms": block,
+                "ends_ms": one.microbatch_ms - 4 * block,
+                "microbatch_ms": beside,
+                "frame_ms": frame,
+                "block_update_ms": layer_update,
+                "ends_update_ms": one.update_ms - 4 * layer_update,
+                "stage_ms": (two.beside_ms - 4 * (beside + 4 * frame)) / 2,
+            }
+            progress(f"pass {index}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in found.items()))
+            samples += [found] if index else []
+    return {name: Figure.of([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _parts(processes: Processes, num_blocks: int, microbatches: int, num_stages: int) -> BatchParts:
+    """Return a tiny pipeline's times. One of a single stage runs in each of both processes, so that both compute."""
+    model = ModelSpec(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=num_blocks,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    train = TrainSpec(batches=NUM_BATCHES, microbatches=microbatches, microbatch_size=1, sequence_length=8)
+    run = TimedRun(
+        job=processes.new_name(),
+        model=model,
+        train=train,
+        optim=OptimSpec(),
+        cuts=cut(list(layer_names(model)), num_stages),
+        is_alone=num_stages == 1,
+    )
+    stages = [_stage_parts(report.operations) for report in processes.run(run, number=2)]
+    microbatch_ms, update_ms, beside_ms = (sum(parts) * num_stages / 2 for parts in zip(*stages, strict=True))
+    return BatchParts(microbatch_ms, update_ms, beside_ms)
+
+
+def _stage_parts(operations: Sequence[tuple[Op, float, float]]) -> tuple[float, float, float]:
+    """Return one stage's milliseconds, as in BatchParts."""
+    took: dict[type, list[float]] = {}
+    ends = []
+    for op, cpu_s, until_s in operations:
+        took.setdefault(type(op), []).append(cpu_s)
+        ends += [until_s] if isinstance(op, Update) else []
+    each = {kind: statistics.median(seconds) * 1e3 for kind, seconds in took.items()}
+    microbatch_ms, update_ms = each[Forward] + each[Backward], each[Update]
+    whole_ms = statistics.median(after - before for before, after in pairwise(ends)) * 1e3
+    computing_ms = len(took[Forward]) / len(took[Update]) * microbatch_ms + update_ms
+    return microbatch_ms, update_ms, whole_ms - computing_ms
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
@@ -155,6 +256,8 @@ def main() -> int:
         figures |= compare(width, num_pairs=3 if options.quick else 11)
     if "trace" in options.rows:
         figures |= trace_costs(5 if options.quick else 25)
+    if "starts" in options.rows:
+        figures |= start_costs(3 if options.quick else 11)
     return report("A stage's process beside its arithmetic", figures)
 
 

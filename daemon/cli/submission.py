@@ -138,7 +138,7 @@ class PlanOptions:
     """For which nodes to plan, and what to show of it."""
 
     nodes: Annotated[int, typer.Option(min=0, max=10_000)] = 0
-    """Number of equal CPU nodes to plan for, instead of the cluster's."""
+    """Number of CPU nodes to plan for instead of the cluster's: they share this machine, as those of `headway run`."""
     memory: Annotated[float, typer.Option(min=0)] = 0.0
     """Memory of each of the --nodes in GiB; 0: enough."""
     nodes_file: Annotated[Path | None, typer.Option(metavar="N.toml")] = None
@@ -154,8 +154,8 @@ class PlanOptions:
 def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = False) -> Answer:
     """Show which node would hold which layers, and why: a dry run that changes nothing and needs no GPU.
 
-    With --nodes or --nodes-file the command needs no cluster: size one before you rent it. If no cluster is named
-    and none runs here, the plan is for this machine. A job that does not fit is refused with the arithmetic.
+    With --nodes or --nodes-file the command needs no cluster: a file sizes one before you rent it. If no cluster is
+    named and none runs here, the plan is for this machine. A job that does not fit is refused with the arithmetic.
 
     \b
     depth   maximum number of microbatches that a worker has begun and not ended
@@ -211,9 +211,10 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
 def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: Path) -> "Sequence[NodeRecord]":
     """Return so many equal nodes; 0: those of the cluster, or this machine if there is none."""
     if number:
+        from headway.daemon.base.machine_share import num_cores
         from headway.daemon.client.preview import equal_nodes
 
-        return equal_nodes(number, memory_bytes=round(memory_gib * (1 << 30)))
+        return equal_nodes(number, memory_bytes=round(memory_gib * (1 << 30)), num_cores=num_cores())
     if not _is_any_cluster(where):
         warn("no cluster runs here, so the plan is for this machine alone; --nodes N plans for more")
         return (_this_machine(),)

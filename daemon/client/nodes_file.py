@@ -57,6 +57,8 @@ class DeviceEntry:
     """The same in bfloat16; 0: as fast, relatively, as in float32."""
     memory_gb_s: float = 0.0
     """10⁹ bytes a second of its memory; 0: not known, and elementwise work costs no time of its own."""
+    cores: float = 0.0
+    """Cores of a CPU's machine, which its devices share; 0: as many as the job's threads take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             speed=_speed(device, train, "float32"),
             bfloat16_speed=_speed(device, train, "bfloat16"),
             memory_gb_s=device.memory_gb_s,
+            num_cores=0.0 if device.kind == "cuda" else device.cores or float(train.threads * len(each)),
             arithmetic_class=_class(device),
         )
         for index, device in enumerate(each)

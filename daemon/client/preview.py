@@ -143,21 +143,20 @@ class PlanPreview:
         ]
 
 
-EVERY_CORE: Final = 1024.0
-"""Cores of a node of --nodes: as many as the job has threads. Counted cores say that small layers take their starts."""
+def equal_nodes(num_nodes: int, *, memory_bytes: int = 0, num_cores: float = 0.0) -> tuple[NodeRecord, ...]:
+    """Return equal CPU nodes of one site. memory_bytes: of each; 0: enough.
 
-
-def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
-    """Return equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
+    num_cores: of the machine on which all of them are, as `headway run` starts them; 0: each has one of its own.
+    """
     return tuple(
         NodeRecord(
             name=f"node-{index}",
             incarnation=f"preview-{index}",
             address="",
-            host="",
+            host="this machine" if num_cores else "",
             site="default",
-            devices=(Device(kind="cpu", num_cores=EVERY_CORE),),
-            memory_bytes=memory_bytes,
+            devices=(Device(kind="cpu", num_cores=num_cores),),
+            memory_bytes=memory_bytes * (num_nodes if num_cores else 1),
             arithmetic_class="equal",
             allow_plugins=("any",),
         )

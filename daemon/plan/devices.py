@@ -11,13 +11,14 @@ gets less than was planned there, because other processes or fragments may have 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Final
 
 from headway.daemon.cluster.measurements import DeviceShortage, MemoryShortage
-from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.cluster.records import PROTOCOL_VERSION, Device, NodeRecord
+from headway.daemon.jobs.job import PluginsSpec
 
 LEFT_FREE: Final = 0.1
 """Part of the prediction that a device gets less after it ran out of memory: each attempt is clearly smaller."""
@@ -156,6 +157,22 @@ def place_names(places: Sequence[tuple[str, int]]) -> list[str]:
     return [node if number[node] == 1 else f"{node}:{device}" for node, device in places]
 
 
+def is_wanted(node: NodeRecord, sites: tuple[str, ...], plugins: PluginsSpec) -> bool:
+    """Return whether a job's plans may use a node. sites: to which it is limited; empty: it is not."""
+    return (
+        not node.is_draining
+        and not node.stays_out
+        and node.protocol == PROTOCOL_VERSION
+        and (not sites or node.site in sites)
+        and not plugins.why_not_on(node.name, node.allow_plugins, node.ailments)
+    )
+
+
+def sharers_of_hosts(nodes: Iterable[NodeRecord]) -> Counter[str]:
+    """Return how many devices of some nodes are on each host that they name."""
+    return Counter(node.host for node in nodes if node.host for _ in node.devices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSlot:
     """One device of one node, with room for one worker."""
@@ -194,16 +211,21 @@ class DeviceSlot:
         return max(int(self.limit_bytes / self.demand), 1) if self.limit_bytes else 0
 
     @classmethod
-    def of(cls, node: NodeRecord, position: int, memory: MemoryLessons = NOTHING_LEARNED) -> "DeviceSlot":
-        """Return the node's device at a position of its list. memory: what the job has learned of its memory."""
-        device = node.devices[position]
+    def of(
+        cls, node: NodeRecord, position: int, memory: MemoryLessons = NOTHING_LEARNED, *, num_sharers: int = 0
+    ) -> "DeviceSlot":
+        """Return the node's device at a position of its list. memory: what the job has learned of its memory.
+
+        num_sharers: devices of all nodes that share the memory and the cores of the node's machine; 0: the node's own.
+        """
+        device, num_sharers = node.devices[position], max(num_sharers, len(node.devices))
         limits = (device.usable_bytes, memory.room(node.name, node.incarnation, device.index))
         return cls(
             node=node.name,
             incarnation=node.incarnation,
             site=node.site,
-            device=device,
-            host_memory_bytes=node.memory_bytes // len(node.devices),
+            device=replace(device, num_cores=device.num_cores / num_sharers),
+            host_memory_bytes=node.memory_bytes // num_sharers,
             arithmetic_class=device.arithmetic_class or node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
             host=node.host,

@@ -25,15 +25,12 @@ CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
 CPU_BYTES_PER_S: Final = 8e9
 CUDA_BYTES_PER_S: Final = 2e12
 GIGA: Final = 1e9
-START_S: Final = {"embed": 0.03e-3, "block": 0.6e-3, "head": 0.1e-3}
+START_S: Final = {"embed": 0.2e-3, "block": 0.85e-3, "head": 0.7e-3}
 """Processor seconds in which a core starts the operations of a layer's forward and backward, however small they are: of
-layers of width 64, less what their operations take.
+`bench/hot_path.py --rows starts`, while all cores compute.
 """
-UPDATE_START_S: Final = {"embed": 1e-3, "block": 2e-3, "head": 2e-3}
-"""The same of an update, and of what a stage does once a batch. The plain loop of docs/jobs/small.toml takes 37 ms of
-processor time a batch while all cores are busy: 5.3 ms for each of 4 microbatches, the rest once, as loops of 4 and 16
-microbatches and of 4 and 8 blocks tell.
-"""
+UPDATE_START_S: Final = {"embed": 0.3e-3, "block": 1.8e-3, "head": 0.3e-3}
+"""The same of an update."""
 FORWARD_PASSES: Final = 2.0
 """Times that the elementwise operations of a forward read or write each byte that it keeps for its backward. A count of
 all operations on meta tensors gives 1.8 to 2.1, for blocks of width 1024 to 4096, with the fused kernels of a card.

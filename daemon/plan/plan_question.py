@@ -4,7 +4,6 @@ A plan takes seconds on many devices, and the cluster changes meanwhile. When an
 compared with the present one.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +15,14 @@ from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec, PluginsSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan
 from headway.daemon.plan.connections import LinkAssumptions
-from headway.daemon.plan.devices import NOTHING_LEARNED, DeviceSlot, MemoryLessons, natural
+from headway.daemon.plan.devices import (
+    NOTHING_LEARNED,
+    DeviceSlot,
+    MemoryLessons,
+    is_wanted,
+    natural,
+    sharers_of_hosts,
+)
 from headway.daemon.plan.link_choice import linked_pairs
 from headway.daemon.plan.paths import NO_RELAYS, NOTHING_BLOCKED, BlockedWays, RelayedWays
 from headway.daemon.plan.profiles import Profiles
@@ -130,7 +136,7 @@ def _offer(
 ) -> _Offer:
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
     present = sorted(nodes.value, key=lambda node: natural(node.name))
-    wanted = [node for node in present if _is_wanted(sites, node) and not _why_no_plugins(plugins, node)]
+    wanted = [node for node in present if is_wanted(node, sites, plugins)]
     free = [node for node in wanted if node.name not in quarantined]
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in present if node.stays_out]
     other = [node for node in present if node.protocol != PROTOCOL_VERSION]
@@ -139,13 +145,13 @@ def _offer(
     out += filter(None, (_why_no_plugins(plugins, node) for node in present))
     out += [told for node in wanted for told in _no_kernel(computes, node)]
     out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
-    on_host = Counter(node.host for node in wanted for _ in node.devices if node.host)
+    on_host = sharers_of_hosts(wanted)
     return _Offer(
         names=frozenset(node.name for node in free),
         slots={
             (node.name, slot.device.index): _with_plugins(slot, plugins)
             for node in free
-            for slot in _slots(Same(node), memory, max(on_host[node.host], len(node.devices)))
+            for slot in _slots(Same(node), memory, on_host[node.host])
             if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
         },
         relayed=RelayedWays.of((node for node in free if node.relay), nodes.value),
@@ -168,32 +174,16 @@ def _with_plugins(slot: DeviceSlot, plugins: PluginsSpec) -> DeviceSlot:
 def _slots(node: Same[NodeRecord], memory: MemoryLessons, num_sharers: int) -> tuple[DeviceSlot, ...]:
     """Return the devices of a node: the same objects for the same record, so that questions are soon compared.
 
-    num_sharers: devices of all nodes that share the memory and the cores of the node's machine.
+    num_sharers: as in DeviceSlot.of.
     """
-    slots = (DeviceSlot.of(node.value, position, memory) for position in range(len(node.value.devices)))
-    return tuple(
-        replace(
-            slot,
-            device=replace(slot.device, num_cores=slot.device.num_cores / num_sharers),
-            host_memory_bytes=node.value.memory_bytes // num_sharers,
-        )
-        for slot in slots
-    )
+    places = range(len(node.value.devices))
+    return tuple(DeviceSlot.of(node.value, position, memory, num_sharers=num_sharers) for position in places)
 
 
 @lru_cache(maxsize=256)
 def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
     """Return the slots that are not busy: the same object for the same question."""
     return tuple(slot for key, slot in offer.value.slots.items() if key not in busy)
-
-
-def _is_wanted(sites: tuple[str, ...], node: NodeRecord) -> bool:
-    return (
-        not node.is_draining
-        and not node.stays_out
-        and node.protocol == PROTOCOL_VERSION
-        and (not sites or node.site in sites)
-    )
 
 
 def _lacks_kernel(job: JobSpec | None, device: Device) -> str:

@@ -34,7 +34,7 @@ from headway.daemon.plan.connections import (
     ReductionEstimate,
     TieEstimate,
 )
-from headway.daemon.plan.devices import DeviceSlot, place_names
+from headway.daemon.plan.devices import DeviceSlot, is_wanted, place_names, sharers_of_hosts
 from headway.daemon.plan.paths import RelayedWays
 from headway.daemon.plan.profiles import Profiles
 from headway.daemon.plan.replica_shares import interleaved
@@ -508,13 +508,15 @@ def placed_as(
     workers: as in PlanRecord, replicas next to each other.
     """
     records = {node.name: node for node in nodes}
+    wanted = (node for node in records.values() if is_wanted(node, spec.placement.sites, spec.plugins))
+    on_host = sharers_of_hosts(wanted)
     slots = []
     for worker in workers:
         node = records.get(worker.node)
         places = [device.index for device in node.devices] if node is not None else []
         if node is None or worker.device_index not in places:
             return None
-        slots.append(DeviceSlot.of(node, places.index(worker.device_index)))
+        slots.append(DeviceSlot.of(node, places.index(worker.device_index), num_sharers=on_host[node.host]))
     if not slots:
         return None
     profiles = profiles or Profiles()

@@ -3,21 +3,29 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 from typing import Final
 
 import numpy as np
 
+from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.connections import CutCosts, Links
 from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.layer_costs import kind_of_layer
 from headway.daemon.plan.profiles import DeviceClock, Profiles
 from headway.daemon.plan.replica_shares import Floats, best_shares, largest_share
 from headway.daemon.plan.stage_memory import LayerSlices, StageMemory
 from headway.daemon.plan.update_memory import FP32_BYTES
 from headway.stages.spec import Recompute
 
+FRAME_S: Final = 0.3e-3
+"""Processor seconds to send a frame, or to receive one: coding, TLS, and the turns of its threads. Like the next one,
+and START_S of a layer, a figure of `bench/hot_path.py --rows starts`.
+"""
+STAGE_S: Final = 3.5e-3
+"""Processor seconds of what a stage does once a batch: 1.5 ms in its worker, the rest in its node's daemon."""
 SHARING_GAIN: Final = 0.02
 """Part of a batch that sharing an update must save: less is not worth messages for which an update waits."""
 
@@ -52,6 +60,13 @@ class SecondsParts:
         return self.num_microbatches * self.microbatch_s + self.update_s
 
 
+def stage_seconds(device: Device) -> tuple[float, float]:
+    """Return the seconds that a device needs to send or receive a frame, and for what a stage does once a batch."""
+    if not device.num_cores:
+        return 0.0, 0.0
+    return FRAME_S / min(1.0, device.num_cores), STAGE_S / min(1.0, device.num_cores)
+
+
 class StageCosts:
     """The costs of a job on a set of seats. Tables are [num slices], as in LayerSlices."""
 
@@ -66,6 +81,11 @@ class StageCosts:
         self.num_microbatches = spec.train.microbatches
         self.num_groups = spec.train.reduction_groups
         devices = {(slot.node, slot.device.index): slot.device for slot in slots}
+        ends = self.slices.total(lambda cost: kind_of_layer(cost.name) != "block")
+        self._num_frames: Floats = 1 + 2 * (2 - ends)
+        """Frames of a microbatch, both ways, on all links of a stage; and what its loop does beside, which takes as
+        long as one more. [num slices]
+        """
         self._clock = DeviceClock(self.slices.by_kind, spec.train, profiles, devices)
         self.sums_bytes = self.slices.total(lambda cost: FP32_BYTES * cost.num_parameters)
         update_flops = np.maximum(self.slices.total(lambda cost: cost.update_flops), 1.0)
@@ -131,10 +151,12 @@ class StageCosts:
         timed = [
             (float(numbers[at]), self._clock.seconds(slot.node, slot.device, kind)) for at, kind in enumerate(kinds)
         ]
+        frame_s, stage_s = stage_seconds(slot.device)
+        on_frames_s = frame_s * float(self._num_frames[index]) / 2
         return (
-            sum(number * each.forward_s for number, each in timed),
-            sum(number * each.backward_s for number, each in timed),
-            sum(number * each.update_s for number, each in timed),
+            sum(number * each.forward_s for number, each in timed) + on_frames_s,
+            sum(number * each.backward_s for number, each in timed) + on_frames_s,
+            sum(number * each.update_s for number, each in timed) + stage_s,
             sum(number * each.shareable_s for number, each in timed),
         )
 
@@ -142,20 +164,24 @@ class StageCosts:
         pace = self.pace_of(slot)
         found = self._seconds.get(pace)
         if found is None:
-            each, update, shareable = (self.slices.counts @ np.array(pace[first::3]) for first in range(3))
-            found = self._seconds[pace] = each, update, shareable
+            *kinds, frame_s, stage_s = pace
+            each, update, shareable = (self.slices.counts @ np.array(kinds[first::3]) for first in range(3))
+            found = self._seconds[pace] = each + frame_s * self._num_frames, update + stage_s, shareable
         return found
 
     def pace_of(self, slot: DeviceSlot) -> tuple[float, ...]:
         """Return a key of a device's times: for each kind of layer, a microbatch, an update, and what of it replicas
-        share.
+        share; then those of `stage_seconds`.
         """
         key = (slot.node, slot.device.index)
         found = self._paces.get(key)
         if found is None:
             kinds = [self._clock.seconds(slot.node, slot.device, kind) for kind in self.slices.by_kind]
             found = self._paces[key] = tuple(
-                value for kind in kinds for value in (kind.microbatch_s, kind.update_s, kind.shareable_s)
+                chain(
+                    *((kind.microbatch_s, kind.update_s, kind.shareable_s) for kind in kinds),
+                    stage_seconds(slot.device),
+                )
             )
         return found
 

@@ -9,6 +9,8 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpe
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.daemon.plan.planner import ClusterPlan, PlanRefused, make_plan
+from headway.daemon.plan.predicted_time import predict
+from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.clusters import job, node, planned, refused
 
 MIB = 1 << 20
@@ -168,6 +170,28 @@ def test_nodes_of_one_machine_share_its_cores() -> None:
 
     assert batch_s(1.0, "box") > 1.9 * batch_s(1.0, "")
     assert batch_s(8.0, "box") == batch_s(1.0, "")
+
+
+def test_a_running_plan_is_timed_on_the_cores_that_it_was_planned_for() -> None:
+    """Three nodes share two cores, and one of them drains: what is predicted of the plan is what the planner said."""
+    cpu = Device(kind="cpu", num_cores=2.0)
+    nodes = [replace(node(name), host="box", devices=(cpu,)) for name in "abc"]
+    nodes[2] = replace(nodes[2], is_draining=True)
+    plan = planned(job(), nodes)
+    assert predict(job(), plan.workers, nodes) == pytest.approx(plan.predicted_batch_seconds)
+
+
+def test_frames_of_small_layers_take_time_on_counted_cores() -> None:
+    """A second worker on a core of its own brings less than a half: each microbatch crosses the cut and comes back."""
+    model = ModelSpec(num_hidden_layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=2)
+    tiny = replace(job(), model=model, train=TrainSpec(microbatch_size=1, sequence_length=8))
+
+    def gain(num_cores: float) -> float:
+        cpu = Device(kind="cpu", num_cores=num_cores)
+        nodes = [replace(node(name), devices=(cpu,)) for name in "ab"]
+        return planned(tiny, nodes[:1]).predicted_batch_seconds / planned(tiny, nodes).predicted_batch_seconds
+
+    assert gain(1.0) < 0.9 * gain(0.0)
 
 
 def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
