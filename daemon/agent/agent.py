@@ -405,7 +405,7 @@ class Agent:
                 what = known.get(run_key.job, "") if failure.refuses_plugins else ""
                 if what and what not in self._refused_plugins:
                     self._refused_plugins.add(what)
-                    self._around.activities.trouble(what, failure.text)
+                    self._around.activities.trouble(what, f"{failure.text}; when it is mended, restart this daemon")
         for what in self._refused_plugins - {*known.values()}:
             self._refused_plugins.discard(what)
             self._around.activities.trouble(what, "")
