@@ -8,16 +8,18 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from headway.daemon.cluster.measurements import MemoryShortage
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
+from headway.daemon.jobs.job import JobSpec, PluginsSpec
+from headway.daemon.worker.goal import Action, Actual, FromWorker, Goal, Preparation, Source, SourceKind, Start
 from headway.daemon.worker.held_layers import Held, RefusedError
 from headway.daemon.worker.neighbours import Neighbours, WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import AbortedError
 from headway.stages.model import quantized
@@ -161,3 +163,22 @@ def test_a_link_that_no_position_is_known_of_is_left_out() -> None:
     found._links = [cast(Any, SimpleNamespace(peer=name, broken_at=1.0, is_over=False)) for name in ("b", "c")]
     found._positions = {"b": 1}
     assert found.broken == [1]
+
+
+def test_a_first_preparation_that_fails_is_told_of_its_job(tmp_path: Path) -> None:
+    """The worker has served nothing yet, and cannot import the job's code: its daemon learns whose worker failed, and
+    that another machine may do better.
+    """
+    wheel = PluginsSpec(wheel="no_such.py", sha256="1" * 64)
+    job, worker, told = replace(make_job(), plugins=wheel), make_worker(WorkerInbox(), tmp_path), Told()
+    with writing_shards(tmp_path / "wheel", DataForm(vocab_size=256)) as writer:
+        writer.append(np.zeros(8, np.uint8))
+    worker._control = cast(Any, told)
+    cast(Any, worker._device).claim = lambda _: CpuDevice()
+    whole = plan(1, ("a", layer_names(job.model)))
+    prepare = Preparation(plan=whole, position=0, plugins_path=str(tmp_path / "wheel"))
+    worker._goal = Goal(job="tiny", spec=job, prepare=prepare)
+    worker._act(Action.PREPARE)
+    last = told.actuals[-1]
+    assert (last.job, last.failures[1].refuses_plugins, last.failures[1].is_hopeless) == ("tiny", True, False)
+    assert "plug-in no_such.py: the file in" in last.failures[1].text
