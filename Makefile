@@ -70,7 +70,7 @@ machines: setup
 
 # The blocks of README and docs/deployment.md, word for word, on machines as network namespaces: root and iproute2.
 blocks: setup
-	$(BIN)/python -m pytest -v tests/machines/test_pages.py
+	$(BIN)/python -m pytest -v tests/machines/test_pages.py tests/integration/cli/test_readme_fine_tuning.py
 
 # The image, built without a container engine: root, unshare and Debian's Python. TORCH_INDEX=… takes torch from elsewhere.
 image: setup

@@ -22,7 +22,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.adapter_folder import AdapterFolderWriter, add_last_batch
 from headway.daemon.models.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.models.model_place import replaced
 from headway.daemon.models.origin_parts import Carried, carried_in
@@ -105,7 +105,8 @@ async def export_with_history(
     """
     boundary = await export(session, job, out, on_warning=on_warning, **options)
     try:
-        await write_history(session, job, out / METRICS_NAME, below=boundary.number)
+        if last := await write_history(session, job, out / METRICS_NAME, below=boundary.number):
+            add_last_batch(out, last.as_json())
     except (ConfigError, PeerError, RecoveryError, StoreError, OSError) as error:
         on_warning(f"the history of {job} is not beside its model: {error}")
     return boundary

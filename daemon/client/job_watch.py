@@ -290,20 +290,22 @@ async def last_row(session: ClusterSession, job: JobView) -> HistoryRow | None:
     return last
 
 
-async def write_history(session: ClusterSession, name: str, path: Path, *, below: int) -> None:
-    """Write the rows before a boundary as a metrics file, in place of an earlier one.
+async def write_history(session: ClusterSession, name: str, path: Path, *, below: int) -> HistoryRow | None:
+    """Write the rows before a boundary as a metrics file, in place of an earlier one; return the last of them.
 
     Raises ConfigError when the file is another one, UnavailableError when no node answers.
     """
     if path.exists():
         MetricsFile(path, is_resumed=True).close()  # nothing of a user's is replaced
+    last = None
     draft = path.with_name(f"{path.name}.partial")  # an earlier file stays until all rows are here
     try:
         with MetricsFile(draft) as metrics:
             async for row in read_history(session, name):
                 if row.batch < below:
-                    metrics.append(row)
+                    metrics.append(last := row)
         draft.replace(path)
+        return last
     finally:
         draft.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """`headway reference`: the plain loop, from the job file to the files that a run leaves."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,17 +22,18 @@ from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.reference_loop import BatchResult, reference
-from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.adapter_folder import AdapterFolderWriter, add_last_batch
 from headway.daemon.models.model_folder import write_model
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import as_config_error
 from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
-from headway.daemon.models.origin_parts import carried_of
+from headway.daemon.models.origin_parts import Carried, carried_of
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.plan.cluster_plan import size
 from headway.daemon.plan.devices import cuda_reserve
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
+from headway.daemon.text.data_tokenizer import DataTokenizer
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
@@ -119,11 +120,7 @@ def run_reference(
         progress.write("\r\x1b[K")
     tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
-        with AdapterFolderWriter(
-            out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried
-        ) as writer:
-            for layer, parameters in weights.items():
-                writer.add(layer, parameters)
+        _write_adapters(out, spec, weights, tokenizer, carried, newest)
     else:
         length = spec.train.sequence_length
         write_model(
@@ -142,6 +139,23 @@ def _end_lines(spec: JobSpec, last: HistoryRow | None) -> list[str]:
         return ["no batch"]
     early = "; evaluations ended the job" if last.batch + 1 < spec.train.batches else ""
     return [_told(spec, last) + early, *([last.end_text] if last.end_text else [])]
+
+
+def _write_adapters(
+    out: Path,
+    spec: JobSpec,
+    weights: Mapping[str, Mapping[str, torch.Tensor]],
+    tokenizer: DataTokenizer | None,
+    carried: Carried | None,
+    last: HistoryRow | None,
+) -> None:
+    with AdapterFolderWriter(
+        out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried
+    ) as writer:
+        for layer, parameters in weights.items():
+            writer.add(layer, parameters)
+    if last is not None:
+        add_last_batch(out / "model", last.as_json())
 
 
 def _chosen(device: str) -> Literal["cpu", "cuda"]:

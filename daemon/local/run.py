@@ -117,6 +117,7 @@ async def _train(
     on_view: OnView | None,
 ) -> tuple[JobView, Picture | None]:
     from headway.daemon.client.export import export  # imports torch, which a refused job does not need
+    from headway.daemon.models.adapter_folder import add_last_batch
 
     journal = JournalCopy(session, name, out / METRICS_NAME)
     spec = job_of(await session.view(), name).spec
@@ -137,6 +138,8 @@ async def _train(
         if job.phase.phase is Phase.FINISHED:
             await journal.copy_whole(job.checkpoint.boundary if job.checkpoint is not None else 0)
             await export(session, name, out / MODEL_NAME)
+            for last in read_rows(out / METRICS_NAME)[-1:]:
+                add_last_batch(out / MODEL_NAME, last.as_json())
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())

@@ -44,6 +44,7 @@ class AdapterFolderWriter(DraftedFolder):
         self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
         if tokenizer is not None and not self._files:
             self._files |= tokenizer.files
+        self._mark = {"producer": PRODUCER, "base_model": base}
         self._tensors: dict[str, Tensor] = {}
         with told_of(folder):
             self._draft = Draft(folder)
@@ -60,13 +61,27 @@ class AdapterFolderWriter(DraftedFolder):
         """Write the files and put them in their place. Raises ConfigError."""
         files = self._files | {
             ADAPTER_CONFIG_NAME: (json.dumps(self._config, indent=2) + "\n").encode(),
-            MARK_NAME: (json.dumps({"producer": PRODUCER}) + "\n").encode(),
+            MARK_NAME: (json.dumps(self._mark, indent=2) + "\n").encode(),
             ADAPTER_WEIGHTS_NAME: save(dict(sorted(self._tensors.items())), metadata={"format": "pt"}),
         }
         with told_of(self.folder):
             for name, data in files.items():
                 (self.draft / name).write_bytes(data)
         self._draft.put_in_place()
+
+
+def add_last_batch(folder: Path, row: str) -> None:
+    """Add the last batch that made adapters, a line of metrics.jsonl, to their folder's mark; a whole model has none.
+
+    Raises ConfigError.
+    """
+    mark = folder / MARK_NAME
+    with told_of(folder):
+        if mark.exists():
+            told = json.loads(mark.read_text(encoding="utf-8")) | {"last_batch": json.loads(row)}
+            draft = mark.with_suffix(".partial")
+            draft.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            draft.replace(mark)
 
 
 def adapter_config(spec: ModelSpec, *, base: str, is_inside: bool = False) -> dict[str, Any]:

@@ -22,7 +22,8 @@ CONFIG_NAME: Final = "config.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 MARK_NAME: Final = "headway.json"
-"""File of a folder of adapters with the `producer`, because PEFT knows no such key."""
+"""File of a folder of adapters with the `producer`, because PEFT knows no such key, the base model and the last
+batch."""
 PRODUCER: Final = "headway"
 """Value of `producer` in config.json of a folder that may be replaced."""
 
