@@ -343,6 +343,10 @@ _OF_JOB: Final[dict[str, tuple[str, Callable[[_Told], float | None]]]] = {
         "Learning rate of optim.matrices in the update of that batch.",
         lambda of: rates(of.job.spec)(of.report.batch) if of.job.spec and of.report.batch is not None else None,
     ),
+    "gradient_norm": (
+        "Norm of that batch's gradient, before clipping.",
+        lambda of: of.job.progress.gradient_norm if of.job.progress else None,
+    ),
     "stopped_early_at": (
         "Boundary at which evaluations ended the job before its last batch.",
         lambda of: of.report.stopped_early_at,
