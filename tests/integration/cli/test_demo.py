@@ -1,5 +1,6 @@
 """`headway demo`: what goes wrong on its way, and that it says so."""
 
+import re
 from typing import Any
 
 import pytest
@@ -32,13 +33,13 @@ def test_the_demo_loses_a_worker_and_a_machine_and_no_bit(program: Any) -> None:
     process = program.start("demo", "--out", "demo", "--job", str(job))
     out, err = process.communicate(timeout=380)
     assert process.returncode == 0, out + err
-    assert "The links of stage" in out
+    assert re.search(r"The links? between stage .* cut", out), out
     assert "killed by SIGKILL" in out
     assert "lease expired" in out
     assert "joined" in out
     assert "difference to the plain loop: 0 in all 60 batches" in out
     assert "the same bits" in out
     page = (program.folder / "demo" / "report.html").read_text()
-    assert "were cut for" in page
+    assert re.search(r"The links? between stage [^<]*? cut", page)
     assert "0 in all 60 batches" in page
     assert program.leftovers() == []
