@@ -26,7 +26,7 @@ def norm(gradient: Weights, *, is_tied: bool) -> float:
         for name in sorted(gradient[layer]):
             if (is_tied and name == "lm_head.weight") or name == "mlp.gate.e_score_correction_bias":
                 continue
-            pieces = torch.split(gradient[layer][name].flatten(), 2**24)
+            pieces = torch.split(gradient[layer][name].flatten(), 2**20)
             term = pieces[0].double().square().sum().item()
             for piece in pieces[1:]:
                 term = term + piece.double().square().sum().item()
