@@ -95,7 +95,7 @@ def run(
             say(f"{out / 'report.html'}: the run as a page; a browser opens it")
         return 0
 
-    return run_interruptible(main, on_first=STOPPING)
+    return run_interruptible(main, on_first=f"{STOPPING}; the same command goes on from there")
 
 
 def up(

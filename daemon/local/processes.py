@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
+import msgspec
+
 from headway.daemon.base.errors import EXIT_CONFIG, ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.client.cluster_access import unless
 from headway.daemon.cluster.client import EtcdClient
@@ -165,8 +167,7 @@ class EtcdServer:
     async def _ended(self) -> NoReturn:
         code = await self.wait()
         lines = self.config.log_file.read_text(errors="replace").splitlines()
-        last = lines[-1][:500] if lines else "it wrote nothing"
-        raise ConfigError(f"etcd ended with code {code}: {last}", str(self.config.log_file))
+        raise ConfigError(f"etcd ended with code {code}: {_why_ended(lines)}", str(self.config.log_file))
 
     async def _answer(self, deadline: float) -> None:
         async with EtcdClient(self.access(timeout_s=1.0)) as client:
@@ -197,6 +198,16 @@ def tethered(arguments: Sequence[str], *, log_path: Path, environment: Mapping[s
             env=environment,
             start_new_session=True,
         )
+
+
+def _why_ended(lines: list[str]) -> str:
+    """Return what etcd says of its end. Its log is JSON, and a stack of Go functions may follow."""
+    for line in reversed(lines):
+        with suppress(msgspec.DecodeError, KeyError, TypeError):
+            told = msgspec.json.decode(line)
+            if told["level"] in ("fatal", "panic"):
+                return f"{told['msg']}: {told.get('error', '')}".rstrip(": ")[:500]
+    return lines[-1][:500] if lines else "it wrote nothing"
 
 
 def _flags(config: EtcdServerConfig, client_port: int, peer_port: int) -> list[str]:

@@ -83,7 +83,7 @@ def unfinished(out: Path, work: str | None, warn: Callable[[str], None]) -> Iter
     Raises DataError when `out` exists, cannot be written, or another process prepares it.
     """
     if out.exists():
-        raise DataError(str(out), "exists already")
+        raise DataError(str(out), "exists already; name another folder, or remove it first")
     place = out.parent / f".{out.name}.unfinished"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

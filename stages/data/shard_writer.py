@@ -258,7 +258,7 @@ def publish(folder: Path, out: Path) -> None:
     except OSError as error:
         if not (out / INDEX_NAME).exists():
             raise
-        raise DataError(str(out), "exists already") from error
+        raise DataError(str(out), "exists already; name another folder, or remove it first") from error
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def writing_shards(
     process that finds `out` there already.
     """
     if out.exists():
-        raise DataError(str(out), "exists already")
+        raise DataError(str(out), "exists already; name another folder, or remove it first")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))

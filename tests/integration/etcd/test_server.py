@@ -120,6 +120,18 @@ async def test_a_server_that_cannot_start_says_why(own_server_config: EtcdServer
     assert str(own_server_config.log_file) in str(error.value)
 
 
+async def test_a_full_disk_is_named_and_no_function_of_go(own_server_config: EtcdServerConfig, tmp_path: Path) -> None:
+    """etcd's log ends with a stack then; what it says of its end stands before."""
+    binary = tmp_path / "etcd"
+    told = '{"level":"panic","msg":"failed to create WAL","error":"no space left on device"}'
+    binary.write_text(
+        f"#!/bin/sh\necho '{told}'; echo 'panic: failed to create WAL'; echo '  main.go:32 +0x45'; exit 2\n"
+    )
+    binary.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"code 2: failed to create WAL: no space left on device$"):
+        await EtcdServer.start(replace(own_server_config, binary=binary))
+
+
 async def test_a_server_frozen_while_stopping_is_killed(own_server_config: EtcdServerConfig) -> None:
     """SIGSTOP, so that SIGTERM has no effect: `stop` ends it at its deadline all the same."""
     server = await EtcdServer.start(own_server_config)
