@@ -25,11 +25,11 @@ CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
 CPU_BYTES_PER_S: Final = 8e9
 CUDA_BYTES_PER_S: Final = 2e12
 GIGA: Final = 1e9
-START_S: Final = {"embed": 0.2e-3, "block": 0.85e-3, "head": 0.7e-3}
+START_S: Final = {"embed": 0.1e-3, "block": 0.46e-3, "head": 0.18e-3}
 """Processor seconds in which a core starts the operations of a layer's forward and backward, however small they are: of
 `bench/hot_path.py --rows starts`, while all cores compute.
 """
-UPDATE_START_S: Final = {"embed": 0.3e-3, "block": 1.8e-3, "head": 0.3e-3}
+UPDATE_START_S: Final = {"embed": 0.25e-3, "block": 1.0e-3, "head": 0.25e-3}
 """The same of an update."""
 FORWARD_PASSES: Final = 2.0
 """Times that the elementwise operations of a forward read or write each byte that it keeps for its backward. A count of

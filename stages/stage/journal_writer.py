@@ -137,7 +137,7 @@ class JournalWriter:
     def _complete(self, held_out: Sequence[float]) -> None:
         """Give the job's last row the loss of the last weights."""
         last = self._journal.last
-        if last is not None:  # rows of a job that was only continued at its end may be lost
+        if last is not None and last.batch + 1 == self._end:  # the newest rows may be lost, and older ones kept
             row = replace(last, final_eval_loss=_mean(held_out))
             self._journal.complete(row)
             self._on_batch(row)

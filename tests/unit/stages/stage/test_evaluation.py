@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headway.stages.errors import AbortedError
-from headway.stages.ids import Boundary
+from headway.stages.ids import Batch, Boundary, Generation
 from headway.stages.schedule.operations import Forward, Op
-from headway.stages.state.journal import Journal
+from headway.stages.stage.journal_writer import JournalWriter
+from headway.stages.state.journal import Journal, JournalRow
 from tests.rigs.pipeline import (
     EF,
     Pipeline,
@@ -106,3 +108,17 @@ def test_an_abort_while_the_last_weights_are_evaluated_is_made_good(tmp_path: Pa
     layers, journal = load_all(tmp_path, JOB, Boundary(3))
     assert Pipeline(JOB, layers, journal, num_stages=3, generation=2).run() == [5] * 3
     assert_exact(JOB, layers, journal)
+
+
+@pytest.mark.parametrize("kept", [4, 5])
+def test_the_end_is_told_in_the_last_batchs_row_alone(kept: int) -> None:
+    """A job that goes on at its end may have lost the newest rows of its journal: an older one stays as it is."""
+    row = JournalRow(batch=Batch(0), microbatch_losses=(1.0, 2.0), tokens=8, seconds=1.0, generation=Generation(1))
+    ignored: Any = repr
+    journal, told = Journal(replace(row, batch=Batch(b)) for b in range(kept)), list[JournalRow]()
+    context: Any = SimpleNamespace(train=JOB.train, boundary=Boundary(JOB.train.batches))
+    writer = JournalWriter(journal, context, on_judged=ignored, on_losses=ignored, on_batch=told.append)
+    m = JOB.train.microbatches
+    writer.add(JOB.train.batches, range(m, m + JOB.train.num_evaluated), [0.5] * JOB.train.num_evaluated)
+    assert [found.final_eval_loss for found in journal.rows[3:]] == [None, 0.5][: kept - 3]
+    assert len(told) == kept - 4
