@@ -260,8 +260,7 @@ class HistoryOptions:
 def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
     """Show each batch of a job from its beginning: loss, held-out loss, learning rate, gradient norm, tokens/s, plan.
 
-    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them. --follow writes
-    where the job's [report] says, unless an option says otherwise.
+    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
 
     \b
     headway history my-job --every 100
@@ -286,10 +285,6 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
         last: HistoryRow | None = None
         gaps, found = Gaps(every=options.every, due=options.from_batch), job_of(await session.view(), job)
         where_to = {name: getattr(options, name) for name in ("jsonl", "tensorboard", "wandb")}
-        if options.follow and found.spec is not None and not any(where_to.values()):
-            told = found.spec.report
-            where_to = {name: Path(path) for name in ("jsonl", "tensorboard") if (path := getattr(told, name))}
-            where_to |= {"wandb": told.wandb} if told.wandb else {}
         with opened(job, found.uid, **where_to) as write:
             async for row in read(session, job, from_batch=options.from_batch, every=options.every):
                 if last is None and not as_json:

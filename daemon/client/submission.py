@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import join
 from typing import Final, Literal
 
 import msgspec
@@ -27,7 +28,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import continued_schedule
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
-from headway.daemon.jobs.job import DataSpec, JobSpec, ReportSpec
+from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
@@ -279,8 +280,8 @@ class Submitted:
         lines = [each.told for each in self.sent]
         lines.append(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         lines += [f"changed: {self.changes.text}"] if self.changes.text else []
-        if self.spec.report != ReportSpec():
-            lines.append(f"`headway history {name} --follow` writes what [report] names, here")
+        if options := self.spec.report.options:
+            lines.append(f"[report] is written by whoever follows: `headway history {name} --follow {join(options)}`")
         epochs = f"{counted(train.epochs, 'epoch')} of its data: {counted(train.batches, 'batch')}"
         lines += [epochs] if train.epochs else []
         return lines

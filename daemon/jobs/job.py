@@ -171,13 +171,22 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSpec:
-    """`[report]`: where whoever follows the job writes its history. Affects no bits; workers never see it."""
+    """`[report]`: where `run` writes the job's history. Affects no bits; workers never see it.
+
+    Nobody else obeys it unasked: somebody who looks at another's job would write there with rights of his own.
+    """
 
     jsonl: str = ""
-    """A file on the follower's machine, as each path here; empty: none."""
+    """A file on the machine of `run`, as each path here; empty: none."""
     tensorboard: str = ""
     """A folder, which gets one for the job."""
     wandb: Literal["", "offline", "online"] = ""
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of `headway history` that write there; none: it is written nowhere."""
+        places = {"--jsonl": self.jsonl, "--tensorboard": self.tensorboard, "--wandb": self.wandb}
+        return [f"{name}={place}" for name, place in places.items() if place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from headway.daemon.client.submission import Link, read_draft
 from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
-from headway.daemon.jobs.job import JobSpec, ReportSpec
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
@@ -34,6 +34,8 @@ TRACED_AT = 0.8
 """Share of the batches after which the pipeline is looked at, for the report."""
 LAST_ROWS_S = 120.0
 """Time for the writers of [report] to take the last rows."""
+ENDS_WITHIN_S = 10.0
+"""Time for them to close what they write, when they are asked to end."""
 DEATH_GRACE_S = 60.0
 """Time after the death of a process of the cluster for the coordinator to decide about the job."""
 
@@ -121,7 +123,7 @@ async def _train(
 
     journal = JournalCopy(session, name, out / METRICS_NAME)
     spec = job_of(await session.view(), name).spec
-    follower = await _write_elsewhere(cluster, spec) if spec is not None and spec.report != ReportSpec() else None
+    follower = await _write_elsewhere(cluster, spec) if spec is not None and spec.report.options else None
     tracing: asyncio.Task[tuple[TracedPipeline | None, str]] | None = None
 
     async def on_change(view: ClusterView, job: JobView) -> None:
@@ -152,18 +154,29 @@ async def _train(
     finally:
         if tracing is not None:
             tracing.cancel()
-        if follower is not None and follower.returncode is None:
+        if follower is not None and follower.returncode != 0:
             sys.stderr.write("headway: [report] is not written to its end\n")
-            follower.terminate()
-            await follower.wait()
+            if follower.returncode is None:
+                follower.terminate()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ENDS_WITHIN_S):
+                        await follower.wait()
+                if follower.returncode is None:
+                    follower.kill()
+                    await follower.wait()
         await journal.close()
 
 
-async def _write_elsewhere(cluster: LocalCluster, spec: JobSpec) -> asyncio.subprocess.Process:
+async def _write_elsewhere(cluster: LocalCluster, spec: JobSpec) -> asyncio.subprocess.Process | None:
     """Start what writes a job's [report], in a process of its own: whatever becomes of it, the job goes on."""
     command = [sys.executable, "-m", "headway.daemon.cli.main", "history", spec.job.name, "--follow"]
-    where = ["--cluster", str(cluster.state_dir)]
-    return await asyncio.create_subprocess_exec(*command, *where, stdout=asyncio.subprocess.DEVNULL)
+    where = ["--cluster", str(cluster.state_dir), *spec.report.options]
+    nowhere = asyncio.subprocess.DEVNULL
+    try:
+        return await asyncio.create_subprocess_exec(*command, *where, stdin=nowhere, stdout=nowhere)
+    except OSError as error:
+        sys.stderr.write(f"headway: [report] is not written: {error.strerror}\n")
+        return None
 
 
 async def draw_report(

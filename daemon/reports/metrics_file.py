@@ -57,6 +57,7 @@ class HistoryRow:
         return json.dumps({name: value if math.isfinite(value) else None for name, value in self.as_dict().items()})
 
 
+ROW_BEGINS: Final = b'{"batch":'
 ROW_NAMES: Final = tuple(each.name for each in fields(HistoryRow))
 
 
@@ -154,6 +155,8 @@ def _whole_lines(path: Path) -> tuple[int, int]:
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
+                if not ROW_BEGINS.startswith(line[: len(ROW_BEGINS)]):  # another file, which nobody wants emptied
+                    raise ConfigError(f"line {number} is not a batch's metrics", str(path))
                 break
             try:
                 found = json.loads(line)["batch"]

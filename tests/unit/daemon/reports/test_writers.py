@@ -128,6 +128,19 @@ def test_nothing_is_mixed_with_another_jobs_rows(tmp_path: Path) -> None:
     assert (path.read_bytes(), _in_tensorboard(tmp_path / "my-job")) == before
 
 
+def test_a_file_that_is_no_metrics_file_is_not_emptied(tmp_path: Path) -> None:
+    """Its only line has no end, as that of a secret: it is not taken for a row that a death has torn."""
+    path = tmp_path / "token"
+    for content in (b"hf_abcdef", b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="line 1 is not a batch's metrics"):
+            _write(ROWS, jsonl=path)
+        assert path.read_bytes() == content
+    path.write_bytes(b'{"bat')
+    _write(ROWS, jsonl=path)
+    assert len(path.read_text().splitlines()) == len(ROWS)
+
+
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """A file in the place of a folder."""
     (tmp_path / "taken").write_text("")
