@@ -402,7 +402,8 @@ class Agent:
         known = {job.name: job.spec.plugins.ailment for job in jobs if job.spec is not None}
         for status in supervisor.statuses:
             for run_key, failure in status.failures.items():
-                what = known.get(run_key.job, "") if failure.refuses_plugins else ""
+                is_known = failure.refuses_plugins and not is_over(self._around.member.view, run_key)
+                what = known.get(run_key.job, "") if is_known else ""
                 if what and what not in self._refused_plugins:
                     self._refused_plugins.add(what)
                     self._around.activities.trouble(what, f"{failure.text}; when it is mended, restart this daemon")

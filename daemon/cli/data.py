@@ -1,6 +1,7 @@
 """Commands about data."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,7 @@ def prepare(
     from headway.daemon.text.prepare import prepare as prepare_data
     from headway.daemon.text.shown_row import read_row
     from headway.daemon.text.summary import lines_of, table_of
+    from headway.stages.errors import DataError
     from headway.stages.spec import TrainSpec
 
     screen = console(sys.stderr)
@@ -79,8 +81,9 @@ def prepare(
         say(line)
     if options.pack:
         usual = TrainSpec(sequence_length=options.pack, epochs=1, eval_every=1 if options.validation else 0)
-        if few := few_rows(usual, out, prepared.index):
-            warn(few)
+        with suppress(DataError, OSError):  # the data is whole
+            if few := few_rows(usual, out, prepared.index):
+                warn(f"with a job's default microbatches {few}")
     if not options.has_chats:
         return None
     _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)

@@ -105,7 +105,8 @@ async def export_with_history(
     """
     boundary = await export(session, job, out, on_warning=on_warning, **options)
     try:
-        if last := await write_history(session, job, out / METRICS_NAME, below=boundary.number):
+        last = await write_history(session, job, out / METRICS_NAME, below=boundary.number)
+        if last is not None and last.batch + 1 == boundary.number:  # else the newest rows are lost
             add_last_batch(out, last.as_json())
     except (ConfigError, PeerError, RecoveryError, StoreError, OSError) as error:
         on_warning(f"the history of {job} is not beside its model: {error}")

@@ -25,8 +25,8 @@ ENOUGH_BATCHES: Final = 10
 """Of an epoch: with fewer, a job ends before its rates have done anything."""
 SHORTEST: Final = 64
 """Shortest rows that are advised, in tokens."""
-MAX_TOKENS: Final = 1 << 24
-"""Of data that is packed anew, to count its rows."""
+MAX_TOKENS: Final = 1 << 22
+"""Of data that is packed anew, to count its rows; of more there are batches enough, or it takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.daemon.base.addresses import NodeEndpoint
-from headway.daemon.base.errors import ConfigError, JobFailedError, RecoveryError
+from headway.daemon.base.errors import ConfigError, JobFailedError, RecoveryError, StoreError
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.client.job_requests import job_of, node_of
@@ -279,7 +279,7 @@ async def last_row(session: ClusterSession, job: JobView) -> HistoryRow | None:
     """Return the row of the last batch of a finished job; None: nobody tells it soon."""
     end = job.checkpoint.boundary if job.checkpoint is not None else 0
     last = None
-    with suppress(ConfigError, TimeoutError):
+    with suppress(ConfigError, StoreError, TimeoutError):
         reader = HistoryReader(session, job.name, from_batch=end - 1)
         try:
             async with asyncio.timeout(PAST_TIMEOUT_S):

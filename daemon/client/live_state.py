@@ -27,7 +27,7 @@ from headway.daemon.cluster.records import TERMINAL_PHASES
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.cluster_picture import MOST_TROUBLES, Trouble, job_row, link_rows, node_rows, troubles
-from headway.daemon.reports.job_report import report_in
+from headway.daemon.reports.job_report import places_in, report_in
 from headway.daemon.reports.metrics_file import HistoryRow, rates
 from headway.daemon.reports.picture import picture_of, telling_rows
 from headway.daemon.reports.safety_report import cost_of_loss, safety_lines
@@ -226,7 +226,8 @@ class ClusterFollower:
 
         view = self.view
         jobs = view.jobs_in_order()
-        reports = [report for job in jobs for report in made(f"job {job.name}", partial(report_in, view, job))]
+        (places,) = made("the queue", partial(places_in, view)) or [{}]
+        reports = [report for job in jobs for report in made(f"job {job.name}", partial(report_in, view, job, places))]
         tell("jobs", lambda: [job_row(report) for report in reports])
         tell("users", lambda: report_shares(view))
         tell("members", lambda: self._members)

@@ -113,8 +113,8 @@ class PlanPreview:
     def _data(self) -> list[str]:
         mixed = [f"Microbatches draw their rows from several sources: {self.data}."] if self.data else []
         early = ["Evaluations may end the job before its last batch."] if self.may_stop_early else []
-        counted = f"What {self.own_loss} keeps in memory is counted as for a cross entropy."
-        return mixed + early + ([counted] if self.own_loss else [])
+        own_loss = f"What {self.own_loss} keeps in memory is counted as for a cross entropy."
+        return mixed + early + ([own_loss] if self.own_loss else [])
 
     @property
     def _epochs(self) -> list[str]:

@@ -41,6 +41,10 @@ def newer_ailment(job: str) -> str:
     return f"newer job {job}"
 
 
+ANY_NEWER = "newer jobs"
+"""The same of so many jobs that a node names none: it takes part in no job's plan."""
+
+
 VANISHED = "lost job "
 """Begins the name of the ailment: etcd has lost a job, and nobody removed it."""
 
@@ -166,8 +170,8 @@ class NodeRecord:
 
     def storage_trouble(self, job: str) -> str:
         """Return why it cannot read a job, or the data or the checkpoint that the job starts from; empty: it can."""
-        told = (self.ailments.get(name(job), "") for name in (newer_ailment, data_ailment, checkpoint_ailment))
-        return next(filter(None, told), "")
+        ailments = (newer_ailment(job), ANY_NEWER, data_ailment(job), checkpoint_ailment(job))
+        return next(filter(None, (self.ailments.get(ailment, "") for ailment in ailments)), "")
 
     def generation_seen(self, job: str, uid: str) -> int:
         """Return the generation seen of one submission. A node that counts by name alone may mean it."""

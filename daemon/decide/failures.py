@@ -417,7 +417,7 @@ def awaited_pair(job: JobView, plan: PlanRecord) -> tuple[int, int] | None:
 
 
 CUTS_ONE_BY_ONE: Final = 8
-"""Cuts of a plan's links that are told one by one; after them, each time that their number has doubled."""
+"""Cuts of a plan's links that are told one by one; after them a link's first, and each time that all have doubled."""
 MOST_CUT_S: Final = 1e6
 MOST_LINKS_TOLD: Final = 32
 """Links that one event tells of."""
@@ -445,8 +445,9 @@ def link_news(job: JobView) -> tuple[LinkCuts, ...]:
     news = []
     for ends, cuts in sorted(seen.items()):
         known = told.get(ends, none)
-        was_open = known.num_back < known.num_cut
-        if (was_open and cuts.num_back >= known.num_cut) or (is_worth_it and cuts.num_cut > known.num_cut):
+        is_back = known.num_back < known.num_cut <= cuts.num_back
+        is_cut = cuts.num_cut > known.num_cut and (is_worth_it or not known.num_cut)
+        if is_back or is_cut:
             news.append(replace(cuts, cut_s=min(max(cuts.cut_s - known.cut_s, 0.0), MOST_CUT_S)))
     return tuple(news[:MOST_LINKS_TOLD])
 

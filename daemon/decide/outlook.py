@@ -8,7 +8,7 @@ from typing import Final
 
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord, ProfileRecord
 from headway.daemon.cluster.memo import remembered
-from headway.daemon.cluster.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart, newer_ailment
+from headway.daemon.cluster.records import ANY_NEWER, DeviceKey, NodeRecord, PlanRecord, WorkerPart, newer_ailment
 from headway.daemon.decide.cluster_view import ClusterView, refused_code
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
@@ -98,8 +98,8 @@ def planned_nodes(view: ClusterView, job: str) -> dict[str, NodeRecord]:
     """Return the present nodes that can read a job, by name, as plans see them: the same object, as long as they are
     the same and all can.
     """
-    nodes, ailment = _planned(view.nodes), newer_ailment(job)
-    blind = {name for name, ailments in _ailing(view.nodes).items() if ailment in ailments}
+    nodes, blinding = _planned(view.nodes), {newer_ailment(job), ANY_NEWER}
+    blind = {name for name, ailments in _ailing(view.nodes).items() if blinding & ailments.keys()}
     return {name: node for name, node in nodes.items() if name not in blind} if blind else nodes
 
 

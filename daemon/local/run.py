@@ -140,8 +140,11 @@ async def _train(
         if job.phase.phase is Phase.FINISHED:
             await journal.copy_whole(job.checkpoint.boundary if job.checkpoint is not None else 0)
             await export(session, name, out / MODEL_NAME)
-            for last in read_rows(out / METRICS_NAME)[-1:]:
-                add_last_batch(out / MODEL_NAME, last.as_json())
+            try:
+                for last in read_rows(out / METRICS_NAME)[-1:]:
+                    add_last_batch(out / MODEL_NAME, last.as_json())
+            except (ConfigError, OSError) as error:  # the model is complete all the same
+                sys.stderr.write(f"headway: the model does not name its last batch: {error}\n")
         else:
             with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())

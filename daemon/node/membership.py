@@ -37,7 +37,7 @@ from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import LeaderRecord
-from headway.daemon.cluster.records import IDENTITY, VANISHED, NodeRecord, job_ailment, newer_ailment
+from headway.daemon.cluster.records import ANY_NEWER, IDENTITY, VANISHED, NodeRecord, job_ailment, newer_ailment
 from headway.daemon.decide.boundaries import depends_on
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch, Member
@@ -422,7 +422,9 @@ class Membership:
         jobs, view, said = VanishedJobs(self._services.config.name), self._services.cluster.view, set[str]()
         while True:
             await asyncio.sleep(VANISHED_CHECK_S)
-            found = {newer_ailment(name): why for name, why in islice(view.newer_jobs(), MOST_NEWER_JOBS)}
+            found = {newer_ailment(name): why for name, why in islice(view.newer_jobs(), MOST_NEWER_JOBS + 1)}
+            if len(found) > MOST_NEWER_JOBS:
+                found = {ANY_NEWER: f"a newer release wrote more than {MOST_NEWER_JOBS} jobs; upgrade this machine"}
             for name, job in jobs.look(view).items():
                 url = job.checkpoint.url if job.checkpoint is not None else ""
                 with suppress(ConfigError):

@@ -72,7 +72,8 @@ def report_goodput(job: JobView) -> GoodputReport:
 
 
 def goodput_of_plans(job: JobView) -> dict[int, dict[str, float]]:
-    """Return the seconds by class of each plan that was in force, by its generation. Their sum is `JobView.spent_s`.
+    """Return the seconds by class of each plan that was in force, by its generation. Their sum is about
+    `JobView.spent_s`.
 
     Seconds that count as recovery only since a rollback are taken back from the plan in which they were another class.
     """

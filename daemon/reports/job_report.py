@@ -283,19 +283,23 @@ def _rate(job: JobView) -> float | None:
     return median(paces or (job.progress.tokens_per_second,))
 
 
-def report_in(view: ClusterView, job: JobView) -> JobReport:
-    """Return the report of a job in a view, with its place in the queue and what blocks a decision about it."""
-    return reports_in(view, [job])[0]
-
-
 def reports_in(view: ClusterView, jobs: Iterable[JobView]) -> list[JobReport]:
     """Return the reports of several jobs in a view."""
-    waiting = queue(view, now=view.usage.at or 0.0)
-    places = {job.name: place for place, job in enumerate(waiting, start=1)}
-    return [_report_in(view, job, places) for job in jobs]
+    places = places_in(view)
+    return [report_in(view, job, places) for job in jobs]
 
 
-def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> JobReport:
+def places_in(view: ClusterView) -> dict[str, int]:
+    """Return the place of each waiting job in the queue, from 1."""
+    return {job.name: place for place, job in enumerate(queue(view, now=view.usage.at or 0.0), start=1)}
+
+
+def report_in(view: ClusterView, job: JobView, places: Mapping[str, int] | None = None) -> JobReport:
+    """Return the report of a job in a view, with its place in the queue and what blocks a decision about it.
+
+    places: as of `places_in`, for who asks of many jobs.
+    """
+    places = places_in(view) if places is None else places
     report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
     report = replace(report, waits=tuple(link_waits(view, job)))
     if job.name in places:

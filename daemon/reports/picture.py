@@ -438,10 +438,11 @@ def _cuts(records: Sequence[EventRecord], rows: Sequence[HistoryRow]) -> list[Fa
         cut_s = max((cuts.cut_s for cuts in record.cuts if cuts.num_back >= cuts.num_cut), default=0.0)
         if not cut_s:
             continue
-        took = sorted(row.seconds for row in rows if row.generation == record.generation)
+        own = [row for row in rows if row.generation == record.generation]
+        took = sorted(row.seconds for row in own)
         usual_s = took[len(took) // 2] if took else 0.0
         first = record.batch - (cut_s + TOLD_WITHIN_S) / max(usual_s, 1e-3)
-        longer_s = sum(max(row.seconds - usual_s, 0.0) for row in rows if first <= row.batch <= record.batch + 1)
+        longer_s = sum(max(row.seconds - usual_s, 0.0) for row in own if first <= row.batch <= record.batch + 1)
         still_s = min(cut_s, longer_s) if took else cut_s
         at_s, batch, text = record.at, record.batch, _cut(record.text)
         found.append(Failure(at_s=at_s, batch=batch, boundary=batch + 1, text=text, still_s=still_s, again_s=0.0))

@@ -187,13 +187,13 @@ class Neighbours:
     @property
     def cuts(self) -> tuple[LinkCuts, ...]:
         """Return what befell the links that have been cut. Any thread may call it."""
-        broken, found = self.broken, []
-        for link in tuple(self._links):
-            peer, num_back = self.position_of(link.peer), link.num_resumed
+        counted = [(self.position_of(link.peer), link.num_resumed, link.cut_s) for link in tuple(self._links)]
+        broken, found = self.broken, []  # after the counts: one that goes on in between must not stay cut
+        for peer, num_back, cut_s in counted:
             if peer >= 0 and (num_back or peer in broken):
                 ends = (min(self._own, peer), max(self._own, peer))
                 num_cut = num_back + (peer in broken)
-                found.append(LinkCuts(ends=ends, num_cut=num_cut, num_back=num_back, cut_s=round(link.cut_s, 2)))
+                found.append(LinkCuts(ends=ends, num_cut=num_cut, num_back=num_back, cut_s=round(cut_s, 2)))
         return tuple(found)
 
     def close(self) -> None:

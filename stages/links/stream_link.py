@@ -288,10 +288,10 @@ class StreamLink:
             raise ProtocolError(self._peer, str(error)) from error
         self._assembler.restart(acknowledged=acknowledged, next_sequence=self._assembler.next_sequence)
         self._acknowledge()  # the new stream's hello has done it
-        self._num_streams += 1
         if self._broken_at is not None:
             self._cut_s += self._loop.loop.time() - self._broken_at
         self._broken_at = None
+        self._num_streams += 1  # last: who finds it counted does not find it cut
 
     def _new_attachment(self) -> Attachment | None:
         """Begin to form it. Its calls come in this thread, and none once it is aborted."""

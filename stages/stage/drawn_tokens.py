@@ -94,11 +94,12 @@ class DrawnTokens:
     def close(self) -> None:
         """End the thread; what was drawn ahead is dropped. Idempotent."""
         self._is_wanted = False
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             while not self._ahead.empty():
                 self._ahead.get_nowait()
-            self._thread.join(CLOSING_S)
-            if self._thread.is_alive():
+            thread.join(CLOSING_S)
+            if thread.is_alive():
                 log.warning("tokens.thread_left", waits_for="a read of the data", waited_s=CLOSING_S)
 
     def _draw(self, batch: int, microbatch: int) -> _Drawn:

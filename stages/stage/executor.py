@@ -241,9 +241,10 @@ class Executor:
     def _evaluate_end(self, batch: int, microbatch: int) -> int:
         """Compute a held-out microbatch on the job's last weights."""
         if self._tokens is not None:
-            rows = self._tokens.take_held_out(microbatch)
+            rows: Microbatch | None = self._tokens.take_held_out(microbatch)
         else:
-            rows = self._reception.evaluations.pop((batch, microbatch)).taken(self.context.train.dtype)
+            rows = self._reception.take_evaluation(batch, microbatch)
+        assert rows is not None, f"held-out microbatch {batch}.{microbatch} has not arrived"
         self._evaluate(batch, microbatch, rows, version=batch)
         self.state.forwarded(batch, microbatch)
         if self._is_last and self.state.next_held_out < 0:
@@ -254,10 +255,8 @@ class Executor:
         """Return a microbatch, and the held-out one of its number if the batch is evaluated."""
         if self._tokens is not None:
             return self._tokens.take(batch, microbatch)
-        key, dtype = (batch, microbatch), self.context.train.dtype
-        held_out = self._reception.evaluations.pop(key, None)
-        rows = self._reception.inputs.pop(key).taken(dtype)
-        return rows, None if held_out is None else held_out.taken(dtype)
+        held_out = self._reception.take_evaluation(batch, microbatch)
+        return self._reception.inputs.pop((batch, microbatch)).taken(self.context.train.dtype), held_out
 
     def _backward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)

@@ -75,8 +75,10 @@ class FrameReception:
         self._rows = rows
         self.inputs: dict[tuple[int, int], ArrivedMicrobatch] = {}
         """(batch, microbatch) to what has arrived."""
-        self.evaluations: dict[tuple[int, int], ArrivedMicrobatch] = {}
-        """(batch, number of the held-out microbatch) to what has arrived."""
+        self.evaluations: dict[tuple[int, int], ArrivedMicrobatch | Frame] = {}
+        """(batch, number of the held-out microbatch) to what has arrived. Those of the job's end may come all at once,
+        since no gradient is awaited in between: they wait as frames, and take no memory of the device.
+        """
         self.output_gradients: dict[tuple[int, int], ArrivedGradient] = {}
         """(batch, microbatch) to the gradient that has arrived."""
         self.num_stale_frames = 0
@@ -106,7 +108,7 @@ class FrameReception:
             case FrameKind.EVALUATION:
                 is_beside = self._context.train.evaluates(batch, microbatch)
                 self._require(frame, state.expects_held_out(batch, microbatch, is_beside=is_beside))
-                self.evaluations[batch, microbatch] = self._arrived_input(frame)
+                self.evaluations[batch, microbatch] = frame if batch == state.end else self._arrived_input(frame)
                 state.held_out_arrived(batch, microbatch)
             case FrameKind.GRADIENT:
                 self._require(frame, state.expects_gradient(batch, microbatch))
@@ -130,6 +132,13 @@ class FrameReception:
                 self._end_arrived(frame)
             case _:
                 self._accept_from_sibling(frame)
+
+    def take_evaluation(self, batch: int, microbatch: int) -> Microbatch | None:
+        """Return held-out text that has arrived; None: the batch has none."""
+        held_out = self.evaluations.pop((batch, microbatch), None)
+        if isinstance(held_out, Frame):
+            held_out = self._arrived_input(held_out)
+        return None if held_out is None else held_out.taken(self._context.train.dtype)
 
     def awaited_peer(self, what: Awaited) -> str:
         """Who has to send what an idle stage waits for."""

@@ -98,6 +98,9 @@ class JournalWriter:
         self._journal.truncate(self._context.boundary)
         if self._rule is not None:
             self.tally = self._rule.judge_all(self._journal.tally, self._journal.evaluations())
+        last = self._journal.last
+        if last is not None and last.final_eval_loss is not None and last.batch + 1 != self._end:
+            self._journal.complete(replace(last, final_eval_loss=None))  # of a shorter job, which this one continues
         self._batch_ended = perf_counter()
 
     def add(self, batch: int, places: Sequence[int], losses: Sequence[float]) -> None:

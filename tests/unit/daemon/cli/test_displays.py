@@ -341,6 +341,21 @@ def test_older_records_of_the_same_process_are_taken_away() -> None:
     assert superseded(job, book.changes(job, "a")) == {Keys.goodput("demo", 2, 0)}
 
 
+def test_what_a_process_had_told_under_an_older_plan_is_its_own_alone() -> None:
+    """It is taken from the plan's seconds once; a process whose seconds have begun at nought has nothing earlier."""
+    job = job_with({(1, 0): record("w", {"useful": 40.0}), (2, 0): record("w", {"useful": 100.0})})
+    job = replace(job, goodput={**job.goodput, (2, 1): record("dead", {"useful": 70.0})})
+    book = GoodputBook()
+    for seconds, goodput in ((110.0, job.goodput), (120.0, {})):
+        book.add(0, beat(3, useful=seconds), now=seconds)
+        [written] = book.changes(replace(job, goodput=goodput), "a").values()
+        assert written.earlier == {"useful": 100.0}
+    book = GoodputBook()
+    book.add(0, beat(3, useful=5.0), now=0.0)
+    [written] = book.changes(job, "a").values()
+    assert written.earlier == {}
+
+
 def test_a_missed_snapshot_is_reported() -> None:
     """The reason and the new distance come with the stage's record; one of another plan does not."""
     book = GoodputBook()

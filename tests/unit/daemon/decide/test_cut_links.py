@@ -55,6 +55,18 @@ def test_a_link_that_flaps_fills_no_list() -> None:
     assert "was cut for 500.0 s, back now: no batch again (cut 1000 times under this plan)" in told[-1]
 
 
+def test_another_links_first_cut_is_told_whatever_flaps() -> None:
+    """After five hundred cuts of one link, the first of another is told, and its return."""
+    cluster = trained("a", "b", "c", batches=6)
+    for number in (*range(1, 9), 16, 500):
+        tell(cluster, 0, LinkCuts(ends=(0, 1), num_cut=number, num_back=number, cut_s=1.0))
+    before = len(events(cluster))
+    for num_back in (0, 1):
+        tell(cluster, 2, LinkCuts(ends=(1, 2), num_cut=1, num_back=num_back, cut_s=25.0 * num_back))
+    told = events(cluster)[before:]
+    assert ["is cut" in text or "was cut for 25.0 s" in text for text in told] == [True, True]
+
+
 def test_what_anybody_writes_of_links_is_no_news() -> None:
     """Ends that the plan does not have, or that are another worker's, and a record of a plan that is over."""
     cluster = trained("a", "b", batches=6)

@@ -24,6 +24,7 @@ from headway.daemon.cluster.measurements import (
     ReachRecord,
 )
 from headway.daemon.cluster.records import (
+    ANY_NEWER,
     Device,
     NodeRecord,
     Phase,
@@ -178,13 +179,16 @@ def test_a_setting_of_a_newer_release_within_a_list_counts() -> None:
         decode(msgspec.json.encode(raw), SpecRecord)
 
 
-def test_plans_leave_out_the_node_to_which_a_job_is_too_new() -> None:
-    """Only those of that job; and it is charged for nothing."""
+@pytest.mark.parametrize(
+    ("ailment", "left_out"), [(newer_ailment("first"), {"first"}), (ANY_NEWER, {"first", "second"})]
+)
+def test_plans_leave_out_the_node_to_which_a_job_is_too_new(ailment: str, left_out: set[str]) -> None:
+    """Only those of that job, or of all where there are too many to name; and it is charged for nothing."""
     cluster = SimulatedCluster()
     for name in ("a", "b", "c"):
         cluster.add_node(name)
     old = cluster.nodes["a"]
-    old.record = replace(old.record, ailments={newer_ailment("first"): "its spec cannot be read"})
+    old.record = replace(old.record, ailments={ailment: "its spec cannot be read"})
     for name in ("first", "second"):
         cluster.submit(small_spec(name, batches=20))
         cluster.calm(until=lambda name=name: cluster.phase(name).phase is Phase.FINISHED, max_rounds=400)
@@ -193,7 +197,9 @@ def test_plans_leave_out_the_node_to_which_a_job_is_too_new() -> None:
         for change in cluster.store.history
         if change.key.endswith("/plan") and change.value
     }
-    assert used == {Keys.of("first", "plan"): {"b", "c"}, Keys.of("second", "plan"): {"a", "b", "c"}}
+    assert used == {
+        Keys.of(name, "plan"): {"b", "c"} if name in left_out else {"a", "b", "c"} for name in ("first", "second")
+    }
     assert not any(key.startswith(Keys.FAILURES) for key in cluster.store.values)
 
 

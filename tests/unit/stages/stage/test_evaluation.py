@@ -122,3 +122,15 @@ def test_the_end_is_told_in_the_last_batchs_row_alone(kept: int) -> None:
     writer.add(JOB.train.batches, range(m, m + JOB.train.num_evaluated), [0.5] * JOB.train.num_evaluated)
     assert [found.final_eval_loss for found in journal.rows[3:]] == [None, 0.5][: kept - 3]
     assert len(told) == kept - 4
+
+
+def test_a_job_that_goes_on_has_no_end_in_its_middle() -> None:
+    """The last row of the job that it continues had a loss of last weights: here there are more batches."""
+    row = JournalRow(batch=Batch(0), microbatch_losses=(1.0, 2.0), tokens=8, seconds=1.0, generation=Generation(1))
+    for boundary, final in ((3, None), (JOB.train.batches, 0.5)):
+        journal = Journal(replace(row, batch=Batch(b)) for b in range(boundary))
+        journal.complete(replace(row, batch=Batch(boundary - 1), final_eval_loss=0.5))
+        context: Any = SimpleNamespace(train=JOB.train, boundary=Boundary(boundary))
+        ignored: Any = repr
+        JournalWriter(journal, context, on_judged=ignored, on_losses=ignored, on_batch=ignored).begin()
+        assert [found.final_eval_loss for found in journal.rows] == [None] * (boundary - 1) + [final]
