@@ -72,7 +72,7 @@ def test_a_port_opens_when_the_awaited_peer_asks_for_it(
     assert (refused.verdict, refused.token) == (HelloReply.WRONG_PEER, "")
     assert meet(below.port, identity, plain, generation=GENERATION + 1).verdict == HelloReply.NOT_YET
     assert meet(below.port, identity, with_tls).token == ""
-    assert listening_ports() == before
+    assert not listening_ports() - before, "a port that an earlier test still closes is not this one's"
     reply = meet(below.port, identity, plain)
     assert listening_ports() - before == {reply.plain_port}
     for link in links:
