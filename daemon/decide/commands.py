@@ -221,7 +221,7 @@ def _events(
     record = EventRecord(
         at=situation.written_at,
         text=sentence(text),
-        generation=generation,
+        generation=situation.job.plan.generation if cuts and situation.job.plan else generation,
         is_failure=to is Phase.RECOVERING,
         plan=plan.outline(situation.spec.layers) if plan is not None else None,
         goodput_s=situation.job.told_s,

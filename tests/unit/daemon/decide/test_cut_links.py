@@ -3,10 +3,11 @@
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord, LinkCuts
+from headway.daemon.cluster.records import Phase
 from headway.daemon.decide.failures import CUTS_ONE_BY_ONE
 from headway.daemon.reports.picture import picture_of
-from tests.rigs.recovery import trained
-from tests.rigs.scenarios import events, plan
+from tests.rigs.recovery import lose, trained
+from tests.rigs.scenarios import events, plan, run_until
 from tests.rigs.simulated_cluster import SimulatedCluster
 
 
@@ -65,6 +66,20 @@ def test_another_links_first_cut_is_told_whatever_flaps() -> None:
         tell(cluster, 2, LinkCuts(ends=(1, 2), num_cut=1, num_back=num_back, cut_s=25.0 * num_back))
     told = events(cluster)[before:]
     assert ["is cut" in text or "was cut for 25.0 s" in text for text in told] == [True, True]
+
+
+def test_a_cut_is_told_once_after_a_plan_that_came_to_nothing() -> None:
+    """A plan that was dropped has raised the phase's generation above that of the plan in force."""
+    cluster = trained("a", "b", batches=6)
+    cluster.add_node("c")
+    run_until(cluster, Phase.CHANGING)
+    lose(cluster, "c")
+    run_until(cluster, Phase.RUNNING)
+    before = len(events(cluster))
+    tell(cluster, 0, LinkCuts(ends=(0, 1), num_cut=1, num_back=0, cut_s=0.0))
+    tell(cluster, 0, LinkCuts(ends=(0, 1), num_cut=1, num_back=1, cut_s=2.0))
+    told = events(cluster)[before:]
+    assert ["is cut" in text or "was cut for 2.0 s" in text for text in told] == [True, True]
 
 
 def test_what_anybody_writes_of_links_is_no_news() -> None:
