@@ -1,6 +1,7 @@
 """Published configs of the Hub are computed, or refused by name: the table of docs/hub.md."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -78,3 +79,12 @@ def test_what_transformers_opens_is_what_is_computed(name: str) -> None:
         model = transformers.AutoModelForCausalLM.from_config(config)
     kept = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
     assert ours == sum(tensor.numel() for tensor in (*model.parameters(), *kept))
+
+
+def test_the_models_of_the_readme_are_computed() -> None:
+    """Those of its fine-tuning; an Instruct has the config of its base model, but for ids of tokens."""
+    line = re.search(
+        r"^model=(\S+) length=.* (\S+/\S+) length=", (PAGE.parents[1] / "README.md").read_text(), re.MULTILINE
+    )
+    assert line is not None
+    assert {answer_to(CONFIGS[name.removesuffix("-Instruct")]) for name in line.groups()} == {"computed"}
