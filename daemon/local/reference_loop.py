@@ -144,7 +144,7 @@ class _Versions:
         torch._foreach_mul_(summed, 1 / train.microbatches)
         numbered = iter(summed)
         gradient = {name: {parameter: next(numbered) for parameter in self._master[name]} for name in job.layers}
-        norm = _norm(gradient, is_tied=job.model.trains_tie)
+        norm = norm_of(gradient, is_tied=job.model.trains_tie)
         if train.clip_norm > 0:
             coefficient = min(1.0, train.clip_norm / (norm + 1e-6))
             for tensor in summed:
@@ -277,7 +277,7 @@ def _tie(group_sums: list[list[Tensor]]) -> None:
         sums[-1] = sums[0].clone()
 
 
-def _norm(gradient: Weights, *, is_tied: bool) -> float:
+def norm_of(gradient: Weights, *, is_tied: bool) -> float:
     """Return the norm of the whole model's gradient. A tied matrix counts at the embedding, and a router's bias not
     at all.
     """
@@ -289,9 +289,14 @@ def _norm(gradient: Weights, *, is_tied: bool) -> float:
             for parameter in layer
             if not (is_copy and parameter == TIED["head"]) and not parameter.endswith(ROUTER_BIAS)
         )
-        of_parameters = [layer[parameter].double().square().sum() for parameter in counted]
+        of_parameters = [_square(layer[parameter]) for parameter in counted]
         squares.append(_fold(torch.stack(of_parameters).tolist()) if of_parameters else 0.0)
     return math.sqrt(_fold(squares))
+
+
+def _square(gradient: Tensor) -> Tensor:
+    pieces = torch.split(gradient.reshape(-1), 1 << 20)
+    return reduce(add, (piece.double().square().sum() for piece in pieces))
 
 
 def _fold(numbers: list[float]) -> float:

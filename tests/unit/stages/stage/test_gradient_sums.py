@@ -1,13 +1,17 @@
 """Sums in one order, without copies where that is safe; squares in one order too."""
 
+import math
+
 import pytest
 import torch
 
+from headway.daemon.local import reference_loop
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.stage import relays
 from headway.stages.stage.batch_gradients import GradientSums
 from headway.stages.stage.relays import clip_coefficient, layer_squares, parameter_squares
 from headway.stages.sums import fold
+from tests.second_oracle import clipping
 
 
 def test_groups_are_summed_apart_and_then_in_order() -> None:
@@ -115,6 +119,15 @@ def test_a_large_gradient_is_squared_piece_by_piece(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(relays, "PIECE_ELEMENTS", 2)
     gradient = torch.tensor([[1e8, 0.0], [1.0, 1.0], [1.0, 0.0]])
     assert parameter_squares({"a": gradient}).tolist() == [(1e16 + 2.0) + 1.0]
+
+
+def test_a_large_gradient_has_one_norm_in_the_pipeline_and_in_both_oracles() -> None:
+    """Matrices of one and a half pieces, whose sum at once often has another last bit → equal norms."""
+    numbers = torch.randn(3 << 20, generator=torch.Generator().manual_seed(0))
+    for start in range(24):
+        gradient = {"block.0": {"up": numbers[start : start + (3 << 19)].view(-1, 1024)}}
+        norm = math.sqrt(*parameter_squares(gradient["block.0"]).tolist())
+        assert norm == reference_loop.norm_of(gradient, is_tied=False) == clipping.norm(gradient, is_tied=False)
 
 
 def test_the_coefficient_only_ever_shrinks() -> None:
