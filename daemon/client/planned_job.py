@@ -1,9 +1,12 @@
 """Reads what `plan` plans: a job as far as its data is known, and a file of nodes."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.near_path import near
+from headway.daemon.base.places import is_url
 from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
 from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.client.nodes_file import parse_nodes
@@ -35,6 +38,7 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
     spec = with_plugins(spec, job_file=job, cache_dir=default_cache_dir())
     train = spec.train
     is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders
+    _tell_of_typos(spec, job, warn)
     if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
         return spec, named, False
     if why := why_no_answer(spec.data):
@@ -45,6 +49,15 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
     if few := few_rows_of(spec, default_cache_dir()):
         warn(few)
     return spec, named, True
+
+
+def _tell_of_typos(spec: JobSpec, job: Path, warn: Callable[[str], None]) -> None:
+    """Tell of data that is not here, if the name of something that is here is near."""
+    for part, key in zip(spec.data.parts, spec.data.part_keys, strict=True):
+        if part.source in BUILT_IN_SOURCES or is_url(part.source):
+            continue
+        if hint := near(job.parent / os.path.expanduser(part.source), BUILT_IN_SOURCES):  # noqa: PTH111 - never raises
+            warn(would_be_refused(ConfigError(f"there is no such folder{hint}", f"{job}:{key}.source")))
 
 
 def would_be_refused(error: ConfigError) -> str:

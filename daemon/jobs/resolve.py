@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.near_path import near
 from headway.daemon.base.places import is_url
 from headway.daemon.jobs.data_choices import (
     check_agreement,
@@ -183,7 +184,8 @@ def _find_data(
             source = str((job_file.parent / Path(source).expanduser()).resolve())
         return source, read_index(data_folder(source, cache_dir))
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
-        raise ConfigError(f"{error}; make data with `headway data prepare`", f"{place}.source") from error
+        hint = near(Path(source), BUILT_IN_SOURCES) or "; make data with `headway data prepare`"
+        raise ConfigError(f"{error}{hint}", f"{place}.source") from error
 
 
 def _check_data(spec: JobSpec, data: DataSpec, source: str, index: "ShardIndex", *, place: str, job_file: Path) -> None:

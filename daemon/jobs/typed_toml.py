@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.near_path import near
 from headway.stages.plugin_names import Setting, Settings
 
 MAX_BYTES: Final = 1 << 20
@@ -54,7 +55,7 @@ def read_text(path: Path, what: str) -> str:
             raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, the maximum of a {what}", str(path))
         return raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except FileNotFoundError as error:
-        raise ConfigError(f"no such {what}", str(path)) from error
+        raise ConfigError(f"no such {what}{near(path)}", str(path)) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"line {line} is not UTF-8; save this {what} in that encoding", str(path)) from error

@@ -45,8 +45,12 @@ def _download(folder: str) -> str:
     return f"`hf download OWNER/NAME --local-dir {shlex.quote(folder) if '://' not in folder else 'FOLDER'}`"
 
 
-def no_such_folder(named: str) -> str:
-    """Return the sentence about a folder that is not there, which may be a name on the Hub."""
+def no_such_folder(named: str, hint: str) -> str:
+    """Return the sentence about a folder that is not there. hint: of a near name; without one, a name that does not
+    look like a path may be one of the Hub.
+    """
+    if hint or named.startswith(("./", "../", "/", "~")):
+        return f"there is no such folder{hint or '; name one that has config.json and safetensors'}"
     known = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-]+/[\w.-]+?)(?:/tree/main)?/?", named, re.ASCII)
     if known is None:
         return "there is no such folder; a model of the Hub is written hf://OWNER/NAME"

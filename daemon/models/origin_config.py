@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.base.near_path import near
 from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.jobs.job_file import OpenModel
 from headway.daemon.jobs.rules import check_model
@@ -192,9 +193,9 @@ def model_opener(base: Path, *, on_no_weights: Callable[[ConfigError], None] | N
 
         url, adapter_url, table = _url_of(base, folder), "", None
         if url.endswith(":") or url.startswith("https://huggingface.co/"):
-            raise ConfigError("names no folder" if url.endswith(":") else no_such_folder(folder), folder)
+            raise ConfigError("names no folder" if url.endswith(":") else no_such_folder(folder, ""), folder)
         if "://" not in url and not Path(url).exists():
-            raise ConfigError(no_such_folder(folder), url)
+            raise ConfigError(no_such_folder(folder, near(Path(url))), url)
         if "://" not in url and not Path(url).is_dir():
             raise ConfigError("is a file; name the folder in which it lies", url)
         with as_config_error():

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.near_path import near
 from headway.daemon.text.chat_mask import ChatText, ChatTexts, chat_texts, spoken_tokens
 from headway.daemon.text.chat_template import ChatTemplates, read_templates
 from headway.daemon.text.data_tokenizer import (
@@ -224,9 +225,9 @@ class Encoder:
 
 def _file_of(tokenizer: str) -> Path:
     """Return the JSON file of a tokenizer, which may be named by its folder."""
-    found = "no such tokenizer: say bytes, or name a tokenizers JSON file or its folder"
+    file = Path(tokenizer)
+    found = "no such tokenizer" + (near(file) or ": say bytes, or name a tokenizers JSON file or its folder")
     with suppress(OSError, ValueError):  # a name that is too long, or has a zero character
-        file = Path(tokenizer)
         file = file / TOKENIZER_NAME if file.is_dir() else file
         if file.is_file():
             return file

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.file_system import sentence
+from headway.daemon.base.near_path import near
 from headway.daemon.text.documents import Document, Found, library
 from headway.daemon.text.file_content import (
     check_beginning,
@@ -58,7 +59,7 @@ def find_files(name: str, split: str, tell: Callable[[str], None]) -> list[Path]
     for match in sorted(map(Path, matches), key=Path.as_posix):
         found |= dict.fromkeys(_in_folder(match, split, tell) if match.is_dir() else [match] if match.is_file() else [])
     if not found:
-        what = "no file has such a name" if glob.has_magic(name) else "no such file or folder"
+        what = "no file has such a name" if glob.has_magic(name) else f"no such file or folder{near(path)}"
         raise ConfigError(f"{what} (a Hugging Face data set is written hf:NAME)", name)
     return list(found)
 

@@ -1,6 +1,7 @@
 """A job of several data sources: what its file says, what `submit` makes of it, and which sources go together."""
 
 import json
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.blobs.data_source import check_tokenizer
+from headway.daemon.client.planned_job import read_planned
 from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.data_choices import epoch_of, with_flags_of
@@ -259,3 +261,19 @@ def test_what_does_not_fit_the_data_is_refused(train: TrainSpec, has_flags: bool
     """A mask without flags, all targets of padded rows, rows of another length → the key and what to do."""
     with pytest.raises(ConfigError, match=reason):
         with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("chat", "chats"), ("python-stdlb", "python-stdlib")])
+def test_mistyped_data_is_answered_with_the_data_that_is_there(tmp_path: Path, typed: str, meant: str) -> None:
+    """`submit` and `run` refuse; `plan`, for which data may be elsewhere, says that they will."""
+    write(tmp_path / "chats")
+    text, hint = f'{HEAD}[data]\nsource = "{typed}"\n', rf"data\.source: .*; did you mean `{meant}`\?$"
+    with pytest.raises(ConfigError, match=hint):
+        resolved(tmp_path, text)
+    told: list[str] = []
+    read_planned(tmp_path / "job.toml", warn=told.append)
+    assert [bool(re.search(f"^`headway submit` would refuse.*{hint}", line)) for line in told] == [True]
+    (tmp_path / "job.toml").write_text(text.replace(typed, "elsewhere"))
+    told.clear()
+    read_planned(tmp_path / "job.toml", warn=told.append)
+    assert told == []

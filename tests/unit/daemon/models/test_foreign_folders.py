@@ -370,14 +370,18 @@ def test_layers_and_names_are_inverse() -> None:
         ("Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B`"),
         ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", 'from = "hf://Qwen/Qwen3-8B"'),
         ("model", "there is no such folder; a model of the Hub is written hf://OWNER/NAME"),
+        ("./model", "there is no such folder; name one that has config.json and safetensors"),
+        ("one.safetensor", "there is no such folder; did you mean `one.safetensors`?"),
+        ("runs/modle", "there is no such folder; did you mean `model`?"),
         ("~nobody-here/model", "'~nobody-here/model' is no path"),
         ("hf://", "names no folder"),
         ("one.safetensors", "is a file; name the folder in which it lies"),
     ],
 )
 def test_a_name_that_is_no_folder_says_how_to_write_it(tmp_path: Path, name: str, remedy: str) -> None:
-    """Names of the Hub look like relative paths, and addresses of its pages like URLs."""
+    """Names of the Hub look like relative paths, and addresses of its pages like URLs; a mistyped path is no name."""
     (tmp_path / "one.safetensors").touch()
+    (tmp_path / "runs/model").mkdir(parents=True)
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         model_opener(tmp_path)(name, ())
 
