@@ -42,8 +42,8 @@ class AdapterFolderWriter(DraftedFolder):
         self._is_inside = config is not None and is_opened_whole(json.loads(config))
         self._config = adapter_config(spec, base=base, is_inside=self._is_inside)
         self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
-        if tokenizer is not None and not self._files:
-            self._files |= tokenizer.files
+        if tokenizer is not None:
+            self._files |= tokenizer.files(self._files)
         self._mark = {"producer": PRODUCER, "base_model": base}
         self._tensors: dict[str, Tensor] = {}
         with told_of(folder):

@@ -29,7 +29,7 @@ from headway.daemon.models.model_place import (
 )
 from headway.daemon.models.origin_parts import Carried
 from headway.daemon.models.tensor_places import TensorEntry, tensors_of
-from headway.daemon.text.data_tokenizer import TOKENIZER_NAME, DataTokenizer
+from headway.daemon.text.data_tokenizer import DataTokenizer, has_tokenizer
 from headway.stages.model.decoder import build_layer, parameter_shapes
 from headway.stages.model.expert_stacks import stacked, stacked_shapes, unstacked
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec, text_config
@@ -114,7 +114,6 @@ def _shard(file: str, shapes: Shapes, dtype: str) -> Shard:
 ExportDtype = Literal["float32", "bfloat16"]
 _LONGEST: Final = 131_072
 """transformers' value of Gemma 3, whose config.json may leave it out."""
-_TOKENIZERS: Final = (TOKENIZER_NAME, "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ModelFolderWriter(DraftedFolder):
@@ -184,11 +183,10 @@ class ModelFolderWriter(DraftedFolder):
             if not self._is_of_origin:
                 config.pop("quantization_config", None)
                 config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype or "float32"
-        has_tokenizer = any(name in files for name in _TOKENIZERS)
         with told_of(self.folder):
-            if tokenizer is not None and not has_tokenizer:
-                config |= tokenizer.special.ids
-                files |= tokenizer.files
+            if tokenizer is not None:
+                config |= {} if has_tokenizer(files) else tokenizer.special.ids
+                files |= tokenizer.files(files)
             if self._is_of_origin and INDEX_NAME in carried.files:
                 files[INDEX_NAME] = carried.files[INDEX_NAME]
             elif not self._is_of_origin:

@@ -1,7 +1,8 @@
 """The tokenizer of a data folder: special tokens, and files for the folder of a model that was trained on it."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -147,6 +148,8 @@ def _alphabet() -> list[str]:
 BYTES: Final = "bytes"
 TOKENIZER_NAME: Final = "tokenizer.json"
 TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
+_TOKENIZERS: Final = (TOKENIZER_NAME, "tokenizer.model", "vocab.json", "vocab.txt")
+_TEMPLATE: Final = re.compile(r"chat_template\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +159,29 @@ class DataTokenizer:
     text: str
     """Text of tokenizer.json."""
     special: SpecialTokens = field(default_factory=SpecialTokens)
+    chat_template: Any = None
+    """As tokenizer_config.json has it; None: the data was not made of conversations, or not with a template."""
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """Return the files of a model folder that has no others for its tokenizer."""
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special.texts}
-        return {TOKENIZER_NAME: self.text.encode(), TOKENIZER_CONFIG_NAME: (json.dumps(config) + "\n").encode()}
+    def files(self, carried: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return what a model folder needs in addition to the files of its origin: a tokenizer, a chat template."""
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special.texts}
+        found = {TOKENIZER_NAME: self.text.encode()}
+        if has_tokenizer(carried):
+            raw = carried.get(TOKENIZER_CONFIG_NAME, b"{}")
+            if self.chat_template is None or b'"chat_template"' in raw or any(map(_TEMPLATE.match, carried)):
+                return {}
+            try:
+                config, found = {**json.loads(raw)}, {}
+            except (ValueError, TypeError):  # whatever the folder has in its place
+                return {}
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        return found | {TOKENIZER_CONFIG_NAME: (json.dumps(config) + "\n").encode()}
+
+
+def has_tokenizer(names: Container[str]) -> bool:
+    """Return whether files of a model's folder have a tokenizer."""
+    return any(name in names for name in _TOKENIZERS)
 
 
 def tokenizer_of(folder: Path, index: ShardIndex) -> DataTokenizer | None:
@@ -170,7 +190,9 @@ def tokenizer_of(folder: Path, index: ShardIndex) -> DataTokenizer | None:
         return DataTokenizer(text=tokenizer_json())
     try:
         text = (folder / index.tokenizer).read_text(encoding="utf-8")
-        return DataTokenizer(text=text, special=special_tokens(json.loads(text), read_config(folder)))
+        config = read_config(folder)
+        special = special_tokens(json.loads(text), config)
+        return DataTokenizer(text=text, special=special, chat_template=config.get("chat_template"))
     except (OSError, ValueError, RecursionError, AttributeError):
         return None  # without its tokenizer, the folder still holds a usable model
 
