@@ -96,10 +96,15 @@ def _slowest(ways: Ways) -> float:
 
 def planned_nodes(view: ClusterView, job: str) -> dict[str, NodeRecord]:
     """Return the present nodes that can read a job, by name, as plans see them: the same object, as long as they are
-    the same and all can.
+    the same.
     """
-    nodes, blinding = _planned(view.nodes), {newer_ailment(job), ANY_NEWER}
-    blind = {name for name, ailments in _ailing(view.nodes).items() if blinding & ailments.keys()}
+    return _that_read(job, _planned(view.nodes), _ailing(view.nodes))
+
+
+@remembered(size=256)
+def _that_read(job: str, nodes: dict[str, NodeRecord], ailing: dict[str, dict[str, str]]) -> dict[str, NodeRecord]:
+    blinding = {newer_ailment(job), ANY_NEWER}
+    blind = {name for name, ailments in ailing.items() if blinding & ailments.keys()}
     return {name: node for name, node in nodes.items() if name not in blind} if blind else nodes
 
 
@@ -148,7 +153,7 @@ def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecor
     return replace(node, devices=devices) if devices != node.devices else node
 
 
-@remembered()
+@remembered(is_lasting=True)
 def _ailing(nodes: dict[str, NodeRecord]) -> dict[str, dict[str, str]]:
     return {name: node.ailments for name, node in nodes.items() if node.ailments}
 
@@ -257,11 +262,15 @@ def relays_of(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> 
     return frozenset(node.relay for node in own if node is not None and node.relay)
 
 
+@remembered(size=256)
 def concerned(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
-    """Return the nodes that a plan's prediction reads: its own, as far as they are there, and their relays."""
-    own, relays = [nodes.get(stage.node) for stage in stages], relays_of(stages, nodes)
-    hosts = [node for node in nodes.values() if node.address in relays] if relays else []
-    return {node.name: node for node in (*own, *hosts) if node is not None}
+    """Return the nodes that a plan's prediction reads: its own, as far as they are there, those that share the cores of
+    their machines, and their relays.
+    """
+    own = [node for stage in stages if (node := nodes.get(stage.node)) is not None]
+    relays, hosts = relays_of(stages, nodes), {node.host for node in own if node.host}
+    beside = (node for node in nodes.values() if node.address in relays or node.host in hosts)
+    return {node.name: node for node in (*own, *beside)}
 
 
 def predicted(

@@ -56,7 +56,7 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_remembered_prediction_is_the_present_one(seed: int) -> None:
-    """Ways, speeds, relays and layers' times change; nodes go and come."""
+    """Ways, speeds, machines that nodes share, relays and layers' times change; nodes go and come."""
     draw, scene, told = random.Random(seed), Scene(), set[float | None]()
     for _ in range(400):
         name = draw.choice(NAMES)
@@ -73,8 +73,9 @@ def test_a_remembered_prediction_is_the_present_one(seed: int) -> None:
                 }
                 scene.put(Keys.probes(name), ProbeRecord(incarnation=record.incarnation, peers=peers))
             case 1:
-                devices = tuple(replace(device, speed=draw.choice((0.5, 2.0))) for device in record.devices)
-                scene.put(Keys.node(name), replace(record, devices=devices))
+                speed, host = draw.choice((0.5, 2.0)), draw.choice(("", "box"))
+                devices = tuple(replace(device, speed=speed, num_cores=2.0) for device in record.devices)
+                scene.put(Keys.node(name), replace(record, host=host, devices=devices))
             case 2:
                 relay = draw.choice(("", "relay:7070", *(f"{other}:7070" for other in NAMES if other != name)))
                 scene.put(Keys.node(name), replace(record, address=f"{relay}/{name}~" if relay else f"{name}:7070"))
