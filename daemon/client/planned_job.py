@@ -17,7 +17,7 @@ from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.plugins import with_plugins
 from headway.daemon.jobs.resolve import check_adapter, default_cache_dir, has_data_here, with_data
 from headway.daemon.jobs.typed_toml import read_text
-from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_config import beyond_positions, model_opener
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.stages.data.source_choice import BUILT_IN_SOURCES
 
@@ -35,6 +35,8 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
 
     spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=on_no_weights))
     check_adapter(spec, job)
+    if beyond := beyond_positions(spec):
+        warn(beyond)
     spec = with_plugins(spec, job_file=job, cache_dir=default_cache_dir())
     train = spec.train
     is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders

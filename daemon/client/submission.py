@@ -31,7 +31,7 @@ from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, w
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
+from headway.daemon.models.origin_config import beyond_positions, model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
 from headway.stages.attention_kernels import KernelDevice
@@ -186,9 +186,14 @@ class Draft:
         if filled_in := what_was_filled_in(self.spec, spec):
             sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         check_tokenizer(spec, self.source)
-        if few := few_rows_of(spec, default_cache_dir()):
-            sys.stderr.write(f"headway: {few}\n")
+        for remark in _remarks_on(spec):
+            sys.stderr.write(f"headway: {remark}\n")
         return spec
+
+
+def _remarks_on(spec: JobSpec) -> list[str]:
+    """Return what people should know of a job's data and model."""
+    return [text for text in (few_rows_of(spec, default_cache_dir()), beyond_positions(spec)) if text]
 
 
 def read_draft(
@@ -292,8 +297,7 @@ class Submitted:
         filled_in = what_was_filled_in(self.draft.spec, self.spec)
         remarks = [f"the job leaves some keys to the cards: {filled_in}"] if filled_in else []
         remarks += [f"{self.spec.job.name} is unprotected: {self.unprotected}"] if self.unprotected else []
-        few = few_rows_of(self.spec, default_cache_dir())
-        return [*remarks, *([few] if few else []), *self.warnings]
+        return [*remarks, *_remarks_on(self.spec), *self.warnings]
 
 
 async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Callable[[str], None]) -> Submitted:

@@ -1,7 +1,7 @@
 """Opens the folder that `[model] from` names: its config.json, and a check of its tensors, for every command alike."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from headway.daemon.models.carried_files import (
     instead,
     no_such_folder,
 )
-from headway.stages.model.hugging_face import has_more_than_text, model_spec
+from headway.stages.model.hugging_face import has_more_than_text, model_spec, text_config
 from headway.stages.spec import AdapterSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -215,6 +215,29 @@ def model_opener(base: Path, *, on_no_weights: Callable[[ConfigError], None] | N
         return OriginSpec(url=url, adapter=adapter_url), model
 
     return open_model
+
+
+def beyond_positions(spec: JobSpec) -> str:
+    """Return the remark on sequences that are longer than those on which the model was trained; empty: they are not, or
+    its config.json does not say it or cannot be read. Blocks.
+
+    Positions are rotated in every family, so such a model computes any length: no table of them ends.
+    """
+    from headway.daemon.models.origin_folder import OriginFolder
+
+    longest, rope = None, spec.model.rope_scaling
+    if spec.origin.url:
+        with suppress(ConfigError, RecoveryError, ValueError):
+            longest = text_config(_config_of(OriginFolder(spec.origin.url))).get("max_position_embeddings")
+    if not isinstance(longest, int):
+        return ""
+    reach = max(longest, int((rope.original_max_position_embeddings or longest) * rope.factor))
+    if spec.train.sequence_length <= reach:
+        return ""
+    return (
+        f"train.sequence_length is {spec.train.sequence_length:,}, and {spec.origin.url} was made for {reach:,} "
+        "positions (max_position_embeddings): it computes the others too, but has never seen any"
+    )
 
 
 def _config_of(folder: "OriginFolder") -> dict[str, Any]:
