@@ -183,6 +183,8 @@ def _try_block(spec: JobSpec) -> None:
         return (output.detach(), *torch.autograd.grad(output.square().sum(), (*block.parameters(), leaf)))
 
     first, third = (_same_twice(name, partial(computed, rows))[0][:, : length // 2] for rows in (hidden, later))
+    if not first.isfinite().all():
+        raise PluginError(name, "makes numbers that are not finite, of random hidden states")
     if not torch.allclose(first, third, rtol=1e-4, atol=1e-5):
         raise PluginError(name, "lets a token see those after it, which it is to predict")
 

@@ -28,7 +28,7 @@ class Awaited(Enum):
     REDUCTION = "reduction"  # of the groups that other replicas hold
     SHARES = "share of the update"  # of the other replicas
     SNAPSHOT = "snapshot"  # the writer that still reads what the next update would change
-    LOSSES = "losses"  # of the own last stage, from its device
+    LOSSES = "losses"  # of the last stage: from the own device, or from its other replicas
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
     JUDGEMENT = "judgement of an evaluation"  # from downstream
 

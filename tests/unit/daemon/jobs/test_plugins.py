@@ -97,6 +97,7 @@ PARTS_FAULTS = {
         "is not deterministic: it gives other bits a second time",
     ),
     "foresees": ("block", ("", ANSWER + " + hidden.mean(1, keepdim=True)"), "lets a token see those after it"),
+    "logs": ("block", ("", ANSWER + ".log()"), "makes numbers that are not finite"),
     "leaves": ("block", ("", "raise SystemExit(1)"), "SystemExit: 1 (leaves.py:9)"),
     "values": ("block", ("", "return hidden * hidden.sum().item()"), "(values.py:9)"),
 }
