@@ -5,7 +5,8 @@ Batches whose rows are lost, because somebody deleted a journal part, have none.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -109,36 +110,52 @@ def _with_nan(found: dict[str, object]) -> dict[str, object]:
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 
+@contextmanager
+def written(where: str) -> Iterator[None]:
+    """Tell as ConfigError, with `where`, that the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", where) from error
+
+
 class MetricsFile:
     """Appends the rows as JSON, one a line. A context manager.
 
     Python writes a float as the shortest text that reads back to equal bits, so losses can be compared exactly.
     """
 
-    def __init__(self, path: Path, *, is_resumed: bool = False) -> None:
-        """is_resumed: continue after the last complete line; otherwise begin a new file. Raises ConfigError for another
-        file.
+    def __init__(self, path: Path, *, is_resumed: bool = False, where: str = "") -> None:
+        """is_resumed: continue after the last complete line; otherwise begin a new file. where: names it in errors.
+
+        Raises ConfigError for another file, and one that cannot be written.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._where = where or str(path)
         self.last_batch = -1
         """Newest batch in the file; -1 when there is none."""
         length = 0
-        if is_resumed and path.exists():
-            self.last_batch, length = _whole_lines(path)
-        self._stream = path.open("ab")
-        self._stream.truncate(length)
+        with written(self._where):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_resumed and path.exists():
+                self.last_batch, length = _whole_lines(path)
+            self._stream = path.open("ab")
+            self._stream.truncate(length)
 
     def append(self, row: HistoryRow) -> None:
-        """Write a batch and flush. A batch that is already in the file is skipped."""
+        """Write a batch and flush. A batch that is already in the file is skipped. Raises ConfigError, on a full disk
+        for one.
+        """
         if row.batch <= self.last_batch:
             return
-        self._stream.write(row.as_json().encode() + b"\n")
-        self._stream.flush()
+        with written(self._where):
+            self._stream.write(row.as_json().encode() + b"\n")
+            self._stream.flush()
         self.last_batch = row.batch
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._stream.close()
+        """Close the file. Idempotent. Raises ConfigError if it cannot take what is left."""
+        with written(self._where):
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self

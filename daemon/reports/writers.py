@@ -5,23 +5,22 @@ Each appends rows in order. One that is started again goes on after the newest b
 
 import math
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows
+from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, read_rows, written
 from headway.stages.errors import check_installed
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
     from wandb.proto.wandb_internal_pb2 import Record
 
-FLUSH_S: Final = 2.0
-"""A row reaches TensorBoard's file at most so long after it is appended."""
 WandbMode = Literal["offline", "online"]
 WANDB_TIMEOUT_S: Final = 60.0
 """Weights & Biases has so long to answer at the start, and to take what is left at the end."""
@@ -57,11 +56,11 @@ def opened(
         writers: list[tuple[str, RowWriter]] = []
 
         def add(name: str, make: Callable[[], RowWriter]) -> None:
-            with _told(name):
-                writers.append((name, stack.enter_context(closing(make()))))
+            with written(name):
+                writers.append((name, stack.enter_context(_closing(name, make()))))
 
         if jsonl is not None:
-            add(f"--jsonl {jsonl}", lambda: JsonLines(jsonl))
+            add(name := f"--jsonl {jsonl}", lambda: JsonLines(jsonl, name))
         if tensorboard is not None:
             add(f"--tensorboard {tensorboard}", lambda: TensorBoard(tensorboard / job, uid))
         if wandb is not None:
@@ -69,26 +68,27 @@ def opened(
 
         def append(row: HistoryRow) -> None:
             for name, writer in writers:
-                with _told(name):
+                with written(name):
                     writer.append(row)
 
         yield append
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _closing(name: str, writer: RowWriter) -> Iterator[RowWriter]:
     try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror or error}", name) from error
+        yield writer
+    finally:
+        with written(name):  # what is left may find the disk full
+            writer.close()
 
 
 class JsonLines:
-    """A metrics file. Raises ConfigError for another file."""
+    """A metrics file. Raises ConfigError for another file. where: names it in errors."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, where: str) -> None:
         self._path = path
-        self._file = MetricsFile(path, is_resumed=True)
+        self._file = MetricsFile(path, is_resumed=True, where=where)
         self._losses = {row.batch: row.loss for row in read_rows(path)}
         """Of the batches that were there and have not come again."""
 
@@ -117,7 +117,7 @@ class TensorBoard:
 
         self._folder = folder
         self._suffix = f".headway-{uid}"
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
         """None before the first row that is new: each writer makes a file."""
         self._last_batch = -1
         """Newest batch in the folder; -1 when there is none."""
@@ -133,15 +133,21 @@ class TensorBoard:
         """Write a row as one record, so a torn file has no half of a batch. Raises OSError."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         if row.batch <= self._last_batch:
             return
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._folder), flush_secs=FLUSH_S, filename_suffix=self._suffix)
+        if self._writer is None:  # its own EventFileWriter has a thread, which dies of a full disk with a traceback
+            seconds, ns = divmod(time.time_ns(), 10**9)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.{ns:09}{self._suffix}"
+            self._writer = RecordWriter(path.open("xb"))
+            self._writer.write(Event(wall_time=seconds, file_version="brain.Event:2").SerializeToString())
         known = row.as_dict().items()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in known if name != "batch"]
-        self._writer.add_event(Event(wall_time=time.time(), step=row.batch, summary=Summary(value=values)))
+        event = Event(wall_time=time.time(), step=row.batch, summary=Summary(value=values))
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
         self._last_batch = row.batch
 
     def close(self) -> None:
@@ -178,30 +184,43 @@ class WeightsAndBiases:
             x_disable_machine_info=True,
         )
         project = os.environ.get("WANDB_PROJECT", "headway")
-        files = folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb")
-        steps = [each.history.step.num for path in files for each in wandb_records(path) if each.HasField("history")]
+        self._mode, self._folder, self._files = mode, folder, f"wandb/offline-run-*-{run_id}/*.wandb"
+        self._last_batch, newest = -1, self._newest_step()
         try:
             self._run = wandb.init(
                 dir=str(folder), project=project, name=job, id=run_id, resume="allow", mode=mode, settings=settings
             )
         except wandb.Error as error:
             raise ConfigError(" ".join(str(error).split()), f"--wandb {mode}") from error
-        self._next_batch = max(steps, default=-1) + 1 if mode == "offline" else self._run.starting_step
+        self._next_batch = newest + 1 if mode == "offline" else self._run.starting_step
+
+    def _newest_step(self) -> int:
+        """Return the newest step in the folders of this job; -1 when there is none."""
+        records = (each for path in self._folder.glob(self._files) for each in wandb_records(path))
+        return max((each.history.step.num for each in records if each.HasField("history")), default=-1)
 
     def append(self, row: HistoryRow) -> None:
         """Hand a row to the service's own process, which writes or sends it."""
         if row.batch >= self._next_batch:
             known = {name: value for name, value in row.as_dict().items() if name != "batch"}
             self._run.log(known, step=row.batch, commit=True)
+            self._last_batch = row.batch
 
     def close(self) -> None:
-        """Write or send what is left. Raises TimeoutError: what was not sent is in the folder, for `wandb sync`."""
+        """Write or send what is left. Raises TimeoutError: what was not sent is in the folder, for `wandb sync`.
+
+        Raises OSError for batches that the service's process has dropped, which tells nobody of a full disk.
+        """
         import wandb
 
         try:
             self._run.finish()
         finally:
             wandb.teardown()  # waits for the service's process, which closes the file after `finish` has returned
+        if self._mode == "offline" and (found := self._newest_step()) < self._last_batch:
+            raise OSError(
+                f"batches {found + 1} to {self._last_batch} are not in {self._folder / 'wandb'}; is its disk full?"
+            )
 
 
 def wandb_records(path: Path) -> "Iterator[Record]":

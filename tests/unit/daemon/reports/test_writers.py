@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import struct
 import sys
 from pathlib import Path
@@ -149,6 +150,38 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"^--{next(iter(where))} .*taken.*: cannot be written: ") as raised:
             _write(ROWS, **where)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("num_rows", [12, 500])
+@pytest.mark.parametrize("tool", ["jsonl", "tensorboard"])
+def test_a_full_disk_is_one_line(tmp_path: Path, tool: str, num_rows: int) -> None:
+    """The file may have 1000 bytes: the first write that fails is that of a row, and closing fails as well."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ConfigError, match=rf"^--{tool} {tmp_path}/there: cannot be written: File too large$"):
+            _write([_row(batch) for batch in range(num_rows)], **{tool: tmp_path / "there"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_wandbs_process_has_not_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of a full disk. Here its file is emptied, which leaves as little of the rows."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with (
+        pytest.raises(ConfigError, match=r"^--wandb offline: cannot be written: batches 0 to 7 are not in .*full\?$"),
+        opened("my-job", UID, wandb="offline") as write,
+    ):
+        for row in ROWS:
+            write(row)
+        (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+        file.unlink()
+
+
+def test_what_goes_wrong_beside_the_writers_is_not_theirs(tmp_path: Path) -> None:
+    """Whoever reads the rows' text may leave."""
+    with pytest.raises(BrokenPipeError), opened("my-job", UID, jsonl=tmp_path / "rows.jsonl"):
+        raise BrokenPipeError
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
