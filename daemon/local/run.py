@@ -7,20 +7,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.base.machine_share import memory_bytes, num_cores
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession, unless
 from headway.daemon.client.job_picture import TracedPipeline, draw_job, traced
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
+from headway.daemon.client.preview import equal_nodes, preview
 from headway.daemon.client.submission import Link, read_draft
 from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.local.cards import local_devices
+from headway.daemon.local.cards import local_devices, machine_cards
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import read_parts
+from headway.daemon.plan.cluster_plan import size
 from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
 from headway.daemon.reports.picture import Picture
 from headway.daemon.reports.report_page import write_report
@@ -76,6 +79,8 @@ async def run_job(
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
     make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
+    if max(1.0, cores := num_cores()) < num_nodes and not machine_cards(environment):
+        sys.stderr.write(f"headway: {crowding(spec, num_nodes, num_cores=cores, memory_bytes=memory_bytes())}\n")
     spec = read_parts(spec)
     async with (
         starting as cluster,
@@ -90,6 +95,24 @@ async def run_job(
             (out / FAILURE_NAME).write_text(job.phase.error + "\n", encoding="utf-8")
         check_finished(job, where=str(out / FAILURE_NAME))
         return job, picture
+
+
+def crowding(spec: JobSpec, num_nodes: int, *, num_cores: float, memory_bytes: int) -> str:
+    """Return a sentence on a machine with fewer cores than it is to have nodes.
+
+    Raises ConfigError, with the planner's reason, for a job that does not fit into the memory of so many nodes.
+    """
+
+    def seconds(number: int) -> float:
+        nodes = equal_nodes(number, memory_bytes=memory_bytes // number, num_cores=num_cores)
+        return preview(spec, nodes)[0].plan.predicted_batch_seconds
+
+    fewer = max(1, int(num_cores))
+    return (
+        f"{num_nodes} nodes share {num_cores:g} {'core' if num_cores == 1 else 'cores'} and {size(memory_bytes)} of "
+        f"this machine: {seconds(num_nodes):.3g} s a batch predicted, "
+        f"{seconds(fewer):.3g} s with --nodes {fewer}"
+    )
 
 
 async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path) -> None:
