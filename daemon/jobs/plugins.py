@@ -7,6 +7,7 @@ before it.
 
 import hashlib
 import io
+import os
 import pkgutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,6 +36,10 @@ TRIAL_S: Final = 300.0
 """Time to import torch and the plug-ins, and to try them: an optimizer is stepped for each shape of the model."""
 SOURCE_S: Final = 3600.0
 """Time for a source to yield all of its documents."""
+MOST_SAID: Final = 200
+"""Characters of the last line that a trial writes."""
+LAST_LINE_S: Final = 1.0
+"""Time for that line to be read after the trial."""
 _COMPILED: Final = (".so", ".pyd", ".dylib")
 
 
@@ -135,20 +141,43 @@ def _tried(spec: JobSpec, source_folder: Path) -> Trial:
     source_folder: gets the tokens of a source, which may take SOURCE_S.
     """
     wheel, limit_s = spec.plugins.wheel, SOURCE_S if "data.source" in spec.plugin_names else TRIAL_S
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "trial.json"
+    with tempfile.TemporaryDirectory() as folder, _last_line() as (last, stderr):
+        job, told = Path(folder) / "job.json", Path(folder) / "trial.json"
+        job.write_bytes(msgspec.json.encode(spec))
         command = [sys.executable, "-P", "-m", "headway.daemon.jobs.plugin_trial", str(told), str(source_folder)]
         try:
-            done = subprocess.run(
-                command, input=msgspec.json.encode(spec), capture_output=True, timeout=limit_s, check=False
-            )
+            with job.open("rb") as stdin:
+                code = subprocess.run(
+                    command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=stderr, timeout=limit_s, check=False
+                ).returncode
         except subprocess.TimeoutExpired:
             return Trial(fault=f"plug-in {wheel}: its trial takes longer than {limit_s:g} s")
         if told.exists():
             return msgspec.json.decode(told.read_bytes(), type=Trial)
-    code, last = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-    return Trial(fault=f"plug-in {wheel}: its trial {how}: {last[:200]}".rstrip(": "))
+    return Trial(fault=f"plug-in {wheel}: its trial {how}: {''.join(last)}".rstrip(": "))
+
+
+@contextmanager
+def _last_line() -> Iterator[tuple[deque[str], int]]:
+    """Give the last line, once the context has ended, that came to a file descriptor; any number may come.
+
+    Whoever still has the descriptor is not waited for: a process that a plug-in left behind, for one.
+    """
+    last, (reading, writing) = deque[str](maxlen=1), os.pipe()
+
+    def read() -> None:
+        with os.fdopen(reading, "rb") as stream:
+            while piece := stream.readline(MOST_SAID):
+                last.extend(filter(None, [piece.decode(errors="replace").strip()]))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield last, writing
+    finally:
+        os.close(writing)
+        thread.join(LAST_LINE_S)
 
 
 def import_plugins(spec: JobSpec, folder: Path) -> None:

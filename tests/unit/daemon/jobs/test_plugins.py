@@ -2,6 +2,8 @@
 
 import hashlib
 import sys
+import time
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -207,6 +209,21 @@ def test_code_that_ends_its_process_is_refused_by_how_it_ended(tmp_path: Path) -
         spec = parse_job(JOB.format(module=module, settings="{}"))
         with pytest.raises(ConfigError, match=rf"plug-in {module}.py: its trial .* {line}$"):
             with_plugins(spec, job_file=tmp_path / "job.toml", cache_dir=tmp_path)
+
+
+def test_a_trial_is_neither_waited_for_nor_kept_beyond_its_end(tmp_path: Path) -> None:
+    """It leaves a process behind that has its streams, and says more than anybody wants in memory."""
+    text = "import os, sys, time\nif not os.fork():\n    time.sleep(60)\n    os._exit(0)\n"
+    text += "sys.stdout.write('x' * (8 << 20))\nsys.stderr.write('y' * (8 << 20) + '\\nthe end\\n')\n"
+    spec, began = job(tmp_path, "prints", f"{text}sys.stderr.flush()\nos._exit(7)\n"), time.monotonic()
+    tracemalloc.start()
+    try:
+        fault = plugins._tried(spec, tmp_path / "data").fault
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert fault == "plug-in prints.py: its trial ended with exit status 7: the end"
+    assert time.monotonic() - began < 60
 
 
 def test_another_wheel_than_the_jobs_is_refused(tmp_path: Path) -> None:

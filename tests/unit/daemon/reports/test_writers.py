@@ -166,16 +166,18 @@ def test_a_full_disk_is_one_line(tmp_path: Path, tool: str, num_rows: int) -> No
 
 
 def test_what_wandbs_process_has_not_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing of a full disk. Here its file is emptied, which leaves as little of the rows."""
+    """It says nothing of a full disk. Here its file is gone, which leaves as little of the rows."""
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    with (
-        pytest.raises(ConfigError, match=r"^--wandb offline: cannot be written: batches 0 to 7 are not in .*full\?$"),
-        opened("my-job", UID, wandb="offline") as write,
-    ):
-        for row in ROWS:
-            write(row)
-        (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-        file.unlink()
+
+    def lose() -> None:
+        with opened("my-job", UID, wandb="offline") as write:
+            for row in ROWS:
+                write(row)
+            (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+            file.unlink()
+
+    with pytest.raises(ConfigError, match=r"^--wandb offline: cannot be written: batches 0 to 7 are not in .*full\?$"):
+        lose()
 
 
 def test_what_goes_wrong_beside_the_writers_is_not_theirs(tmp_path: Path) -> None:
