@@ -156,11 +156,12 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", ["jsonl", "tensorboard"])
 def test_a_full_disk_is_one_line(tmp_path: Path, tool: str, num_rows: int) -> None:
     """The file may have 1000 bytes: the first write that fails is that of a row, and closing fails as well."""
+    where: dict[str, Any] = {tool: tmp_path / "there"}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(ConfigError, match=rf"^--{tool} {tmp_path}/there: cannot be written: File too large$"):
-            _write([_row(batch) for batch in range(num_rows)], **{tool: tmp_path / "there"})
+            _write([_row(batch) for batch in range(num_rows)], **where)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
