@@ -126,6 +126,24 @@ def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, screen_wi
     ]
 
 
+def split_table(
+    titles: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, num_keys: int, screen_width: int | None
+) -> list[str]:
+    """Return a table; one that is wider than the screen as several, one below the other, each with the first columns.
+
+    num_keys: number of these, which say whose row it is. screen_width: None: no screen, one table.
+    """
+    most = len(titles)
+    if screen_width is not None:
+        while most > num_keys + 1 and max(map(len, table(titles[:most], [row[:most] for row in rows]))) > screen_width:
+            most -= 1
+    lines = table(titles[:most], [row[:most] for row in rows])
+    if most == len(titles):
+        return lines
+    left = [(*row[:num_keys], *row[most:]) for row in (titles, *rows)]
+    return [*lines, "", *split_table(left[0], left[1:], num_keys=num_keys, screen_width=screen_width)]
+
+
 def fitted(parts: Sequence[str], width: int | None) -> list[str]:
     """Return the parts on one line or, if that is too long, on several; no part is cut or left out.
 

@@ -177,6 +177,7 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
         memory_gb = 48.0
         bfloat16_tflops = 120.0
     """
+    from headway.daemon.base.terminal import screen_width
     from headway.daemon.client.planned_job import nodes_in, read_planned
     from headway.daemon.client.preview import preview, worker_labels
     from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
@@ -205,7 +206,8 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
         files = write_panels([panel], worker_labels(told.plan.workers), picture=picture, trace=trace)
     if as_json:
         return as_json_text(told)
-    return [*told.lines, *(["", *told.arithmetic] if options.explain else []), *files]
+    width = screen_width()
+    return [*told.lines_for(width), *(["", *told.arithmetic_for(width)] if options.explain else []), *files]
 
 
 def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: Path) -> "Sequence[NodeRecord]":

@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.base.terminal import counted, table
+from headway.daemon.base.terminal import counted, fitted, split_table, table
 from headway.daemon.client.plan_simulation import Forecast, forecast
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
@@ -70,6 +70,10 @@ class PlanPreview:
     @property
     def lines(self) -> list[str]:
         """Return the preview for people."""
+        return self.lines_for(None)
+
+    def lines_for(self, width: int | None) -> list[str]:
+        """Return the preview for people. width: columns of their screen; None: no screen, so no line is broken."""
         plan = self.plan
         workers, stages = len(plan.workers), len(replicas_of(plan.workers))
         on = f" on {workers} workers" if workers != stages else ""
@@ -77,7 +81,8 @@ class PlanPreview:
             f"{self.job}: {counted(stages, 'stage')}{on}, {plan.predicted_batch_seconds:.3g} s a batch "
             f"predicted, {self.tokens_per_second:,.0f} tokens/s"
         )
-        lines = [head, "", *table(_WORKER_TITLES, [_worker_row(estimate) for estimate in plan.estimates])]
+        workers_of = [_worker_row(estimate) for estimate in plan.estimates]
+        lines = [head, "", *split_table(_WORKER_TITLES, workers_of, num_keys=3, screen_width=width)]
         if plan.connections:
             lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in plan.connections])]
         if self.simulation is not None:
@@ -89,24 +94,26 @@ class PlanPreview:
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
         facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
-        return [*lines, "", *facts, *link_sentences(self.link_kinds), *spares, others[-1]]
+        facts += [*link_sentences(self.link_kinds), *spares, others[-1]]
+        return [*lines, "", *(line for fact in facts for line in fitted([fact], width))]
 
-    @property
-    def arithmetic(self) -> list[str]:
-        """Return the arithmetic of memory and seconds for people."""
+    def arithmetic_for(self, width: int | None) -> list[str]:
+        """Return the arithmetic of memory and seconds for people. width: as for `lines_for`."""
         workers = self.plan.estimates
         parts = [part for part in _PARTS if any(getattr(worker.memory, part) for worker in workers)]
         tables = [
-            table(
+            split_table(
                 ("stage", "node", "device", *titles),
                 [(str(w.stage_index), w.stage.node, w.device, *row) for w, row in zip(workers, rows, strict=True)],
+                num_keys=3,
+                screen_width=width,
             )
             for titles, rows in (
                 (_memory_titles(parts), [_memory_row(worker, parts) for worker in workers]),
                 (_SECONDS_TITLES, [_seconds_row(worker) for worker in workers]),
             )
         ]
-        legend = [f"{name:11}  {_PARTS[name]}" for name in parts]
+        legend = [line for name in parts for line in fitted([f"{name:11}  {_PARTS[name]}"], width)]
         return ["memory on devices, GiB:", *tables[0], "", *legend, "", "seconds:", *tables[1]]
 
     @property

@@ -223,10 +223,10 @@ def beyond_positions(spec: JobSpec) -> str:
 
     Positions are rotated in every family, so such a model computes any length: no table of them ends.
     """
-    from headway.daemon.models.origin_folder import OriginFolder
-
     longest, rope = None, spec.model.rope_scaling
     if spec.origin.url:
+        from headway.daemon.models.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
+
         with suppress(ConfigError, RecoveryError, ValueError):
             longest = text_config(_config_of(OriginFolder(spec.origin.url))).get("max_position_embeddings")
     if not isinstance(longest, int):

@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headway.daemon.base.terminal import split_table
+from headway.daemon.client.planned_job import read_planned
+from headway.daemon.client.preview import equal_nodes, preview
 from headway.stages.data.shard_writer import DataForm, writing_shards
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
@@ -34,6 +38,47 @@ def test_a_plan_from_a_file_says_who_does_what(headway: Headway) -> None:
     assert any(" → " in line and line.endswith(" ms") for line in lines)
     assert any("sets the pace" in line for line in lines)
     assert lines[-1].startswith("Exact: no, because the workers are of several arithmetic classes")
+
+
+JOBS = sorted(path for folder in ("jobs", "examples") for path in (DOCS / folder).glob("*.toml"))
+
+
+@pytest.mark.parametrize("job", [path for path in JOBS if "[job]" in path.read_text()], ids=lambda path: path.stem)
+def test_a_plan_fits_a_terminal_of_80_columns(job: Path) -> None:
+    """Of each job that comes with Headway, for up to three nodes. What is too wide goes on below; nothing is left out,
+    and nothing is said twice.
+    """
+    if job.stem == "tuned":
+        pytest.skip("it needs a model")
+    warnings: list[str] = []
+    spec, named, has_data = read_planned(job, warn=warnings.append)
+    assert len(warnings) == len(set(warnings))
+    for number in (1, 2, 3):
+        told = preview(spec, equal_nodes(number, num_cores=2.0), named=named, has_data=has_data)[0]
+        for narrow, wide in (
+            (told.lines_for(80), told.lines),
+            (told.arithmetic_for(80), told.arithmetic_for(None)),
+        ):
+            assert max(map(len, narrow)) <= 80
+            assert Counter(" ".join(narrow).split()) >= Counter(" ".join(wide).split())
+            facts = [line for line in narrow if line.endswith(".")]
+            assert len(facts) == len(set(facts))
+
+
+def test_a_table_that_is_too_wide_goes_on_below() -> None:
+    """Each part has the columns that say whose row it is; a column wider than the screen stays whole."""
+    table = [("of", "first", "second"), ("a", "1", "x" * 30), ("b", "2", "y")]
+    assert split_table(table[0], table[1:], num_keys=1, screen_width=20) == [
+        "of  first",
+        "a   1",
+        "b   2",
+        "",
+        "of  second",
+        f"a   {'x' * 30}",
+        "b   y",
+    ]
+    assert split_table(table[0], table[1:], num_keys=1, screen_width=41)[0] == "of  first  second"
+    assert len(split_table(table[0], table[1:], num_keys=1, screen_width=None)) == 3
 
 
 def test_a_plan_explains_its_arithmetic(headway: Headway) -> None:

@@ -182,7 +182,7 @@ def test_a_stage_keeps_as_many_microbatches_as_it_has_stages_behind(job: str, no
 def test_the_tables_say_what_was_counted() -> None:
     """GiB of each part in one row for each worker, a legend, seconds in another table."""
     told = previewed("8b-8k", "8xh100")
-    lines, first = told.arithmetic, told.plan.estimates[0]
+    lines, first = told.arithmetic_for(None), told.plan.estimates[0]
     rows = [line.split() for line in lines if line.startswith("0  ")]
     assert rows[0][3] == f"{first.num_parameters / 1e9:.3f}"
     assert rows[0][5] == f"{first.memory.weights / 2**30:.2f}"
