@@ -221,7 +221,8 @@ def _unsaid(spec: ModelSpec, family: Family) -> list[str]:
 
 def _scalar_of(spec: ModelSpec) -> int:
     """Return the whole number whose inverse root is the factor of the scores, or the nearest one to it."""
-    return round(spec.attention_multiplier**-2) if 0 < spec.attention_multiplier <= 1 else spec.head_width
+    factor = spec.attention_multiplier
+    return round(factor**-2) if 1e-150 < factor <= 1 else spec.head_width  # below, the square overflows
 
 
 _TEXT_OF: Final = {

@@ -197,3 +197,10 @@ def _toml(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + "".join(char if char.isalnum() else f"\\U{ord(char):08x}" for char in text) + '"'
+
+
+@pytest.mark.parametrize("factor", ["1e-320", "1e-300", "1e-6", "1e6"])
+def test_a_factor_of_any_size_is_read(factor: str) -> None:
+    """Its inverse square, which one family's config.json would have, has no float."""
+    spec = parse_job(f"{NAMED}[model]\nattention_multiplier = {factor}\n")
+    assert spec.model.attention_multiplier == float(factor)
