@@ -318,8 +318,8 @@ class JobFollower:
     async def _read(self, reader: HistoryReader, view: ClusterView, job: JobView) -> None:
         """Take the rows that became final, and those of the newest progress."""
         assert job.spec is not None
-        with suppress(PeerError, RecoveryError, TimeoutError):  # asked again after the next change
-            found: list[HistoryRow] = []
+        found: list[HistoryRow] = []
+        with suppress(PeerError, RecoveryError, TimeoutError):  # asked again after the next change, for what is missing
             async for row in reader.new_rows(view, job):
                 found.append(row)
                 _thin(found)
@@ -330,9 +330,10 @@ class JobFollower:
                 and self._num_last_asked < MOST_LAST_ASKED
             ):
                 self._num_last_asked += 1  # a daemon may not know yet that the job has ended
-                found += [row async for row in reader.rows(view)]
-            if found:
-                self._put(found, until=found[-1].batch)
+                async for row in reader.rows(view):
+                    found.append(row)
+        if found:
+            self._put(found, until=found[-1].batch)
         self._final_to = max(self._final_to, reader.next_batch - 1)
         if job.progress is not None and job.phase.phase not in TERMINAL_PHASES:
             rate, generation = rates(job.spec), job.progress.generation
