@@ -210,7 +210,7 @@ def replica_note(workers: Sequence[WorkerPart], position: int) -> str:
 def shape(workers: Sequence[WorkerPart]) -> str:
     """Return `1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
     counts = [len(positions) for positions in replicas_of(workers)]
-    text = f"{counted(len(counts), 'stage')}"
+    text = counted(len(counts), "stage")
     if max(counts, default=1) == 1:
         return text
     if len(set(counts)) == 1:
