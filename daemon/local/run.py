@@ -107,11 +107,11 @@ def crowding(spec: JobSpec, num_nodes: int, *, num_cores: float, memory_bytes: i
         nodes = equal_nodes(number, memory_bytes=memory_bytes // number, num_cores=num_cores)
         return preview(spec, nodes)[0].plan.predicted_batch_seconds
 
-    fewer = max(1, int(num_cores))
+    fewer = max(1, int(num_cores), spec.placement.min_nodes, sum(spec.placement.replicas))
+    beside = f", {seconds(fewer):.3g} s with --nodes {fewer}" if fewer < num_nodes else ""
     return (
         f"{num_nodes} nodes share {num_cores:g} {'core' if num_cores == 1 else 'cores'} and {size(memory_bytes)} of "
-        f"this machine: {seconds(num_nodes):.3g} s a batch predicted, "
-        f"{seconds(fewer):.3g} s with --nodes {fewer}"
+        f"this machine: {seconds(num_nodes):.3g} s a batch predicted{beside}"
     )
 
 

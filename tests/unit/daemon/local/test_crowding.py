@@ -34,6 +34,12 @@ def test_a_job_that_does_not_fit_into_the_memory_of_so_many_nodes_is_refused() -
         crowding(parse_job(JOB), 50, num_cores=1.0, memory_bytes=memory_bytes)
 
 
+@pytest.mark.parametrize("placement", ["min_nodes = 3", "replicas = [2, 1]\n[train]\nreduction_groups = 2"])
+def test_a_job_that_needs_more_nodes_than_there_are_cores_is_compared_with_no_fewer(placement: str) -> None:
+    told = crowding(parse_job(f"{JOB}[placement]\n{placement}\n"), 3, num_cores=2.0, memory_bytes=24 * GIB)
+    assert told.endswith("s a batch predicted")
+
+
 @pytest.mark.parametrize(("nodes", "is_told"), [("2", False), ("3", True)])
 def test_run_says_it_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nodes: str, is_told: bool
