@@ -249,7 +249,7 @@ class StateKeeper:
         except Exception as error:
             if isinstance(error, NoAccessError):
                 self.access.lacks(key.job, error)
-            self.troubles[key] = str(error)
+            self.troubles[key] = _by_folder(error, f"/{key.job}/{uid}/")
             raise
         self.troubles.pop(key, None)
         self.durable.add(key)
@@ -350,6 +350,14 @@ def _asked_too(others: tuple[str, ...], key: StateKey) -> str:
     if not others:
         return f"no other node is up that could send {key.layer}"
     return f"{', '.join(others)} cannot send {key.layer} either"
+
+
+def _by_folder(error: Exception, run: str) -> str:
+    """Return what people are told of a failed copy below the folder of a run: not its file, so that it stays the same
+    from one attempt to the next.
+    """
+    folder, within, _ = error.item.partition(run) if isinstance(error, RecoveryError) else ("", "", "")
+    return f"{folder}: {error.reason}" if within and isinstance(error, RecoveryError) else str(error)
 
 
 def _uid(job: JobView) -> str:

@@ -59,7 +59,7 @@ def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answe
     """
     if context.invoked_subcommand is not None:
         return None
-    from headway.daemon.reports.job_report import reports_in
+    from headway.daemon.reports.job_report import reports_in, why_now
     from headway.daemon.reports.node_list import date_and_time, retired_line, vanished_jobs
 
     view = where.view()
@@ -77,7 +77,7 @@ def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answe
             f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
             "" if report.loss is None else f"{report.loss:.4f}",
             date_and_time(report.submitted_at),
-            report.reason,
+            " · ".join(why_now(report)),
         )
         for report in reports
     ]

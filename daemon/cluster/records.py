@@ -291,6 +291,8 @@ class PhaseRecord:
     since: float = 0.0
     shortages: tuple[DeviceShortage, ...] = ()
     """What plans respect since workers of the job ran out of memory, until a user resumes it."""
+    unsaved: int = -1
+    """Boundary whose checkpoint the folder refused, as an event has told; -1: none since the newest checkpoint."""
     spent_s: dict[str, float] = field(default_factory=dict)
     """Seconds by class that workers spent under plans before the one in force, also those of nodes that are gone."""
 

@@ -20,7 +20,7 @@ from headway.daemon.cluster.records import (
     StopRecord,
 )
 from headway.daemon.cluster.state_key import JOURNAL
-from headway.daemon.decide.boundaries import Origin, due_checkpoint, lead_of, parts_of
+from headway.daemon.decide.boundaries import Origin, due_checkpoint, lead_of, parts_of, unsaved
 from headway.daemon.decide.commands import (
     Command,
     CopyPart,
@@ -39,6 +39,7 @@ from headway.daemon.decide.sentences import (
     at_the_end,
     early_end_text,
     link_sentence,
+    refusals,
     shape_and_nodes,
     waits_for,
     what_was_lost,
@@ -85,6 +86,21 @@ def tell_of_links(situation: JobSituation, to: Phase) -> Command:
         planning_since=before.planning_since,
         event=link_sentence(situation, news),
         cuts=news,
+    )
+
+
+def tell_of_checkpoints(situation: JobSituation, to: Phase) -> Command:
+    """an event: checkpoints cannot be written, or are again"""
+    before, newest = situation.job.phase, unsaved(situation.job)
+    return move(
+        situation,
+        to,
+        before.reason,
+        error=before.error,
+        outlook=before.outlook,
+        planning_since=before.planning_since,
+        event="; ".join(refusals(situation.job)) or "Checkpoints are written again",
+        unsaved=newest,
     )
 
 
@@ -226,8 +242,9 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     if boundary is None and situation.current.stopped_at(end):
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)
-    then = "the last checkpoint is being written" if boundary == end else "stops at a boundary and writes a checkpoint"
-    why = at_the_end(situation) if boundary == end else situation.why
+    then, why = "stops at a boundary and writes a checkpoint", situation.why
+    if boundary == end:
+        then, why = "the last checkpoint is still to be written", at_the_end(situation)
     text = f"{sentence(why)}: {then}"
     # At the end the next event, that the job has finished, says the same.
     return move(situation, to, text, puts={"stop": encode(stop)}, deletes=("next",), is_event=boundary != end)

@@ -186,6 +186,27 @@ def pinned(job: JobView) -> Iterable[Place]:
         yield job.plan.timeline, job.stop.boundary
 
 
+def refused(job: JobView) -> dict[str, set[str]]:
+    """Return why the checkpoint folder refuses boundaries after the newest checkpoint: reason to nodes."""
+    found: dict[str, set[str]] = {}
+    for (_, boundary), records in job.state.items():
+        for node, record in records.items():
+            if boundary > _newest_saved(job) and _is_troubled(record):
+                found.setdefault(record.trouble, set()).add(node)
+    return found
+
+
+def unsaved(job: JobView) -> int:
+    """Return the boundary from which a checkpoint would end the refusal of which an event is due or told; -1: none."""
+    troubled = (place[1] for place, records in job.state.items() if any(map(_is_troubled, records.values())))
+    newest = max((job.phase.unsaved, *troubled))
+    return newest if newest > _newest_saved(job) else -1
+
+
+def _newest_saved(job: JobView) -> int:
+    return job.checkpoint.boundary if job.checkpoint is not None else -1
+
+
 def _is_troubled(record: StateRecord) -> bool:
     """Return whether the folder refused a file. If a node has no access to the folder, another node copies instead."""
     return bool(record.trouble) and not record.lacks_access

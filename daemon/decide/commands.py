@@ -173,10 +173,12 @@ def move(
     leased: dict[str, tuple[bytes, int]] | None = None,
     shortages: tuple[DeviceShortage, ...] | None = None,
     cuts: tuple[LinkCuts, ...] = (),
+    unsaved: int | None = None,
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
     plan: comes into force. is_saved: the checkpoint then has everything. shortages: instead of all that are known.
+    unsaved: instead of what is known; None: that.
     """
     job, before = situation.job, situation.job.phase
     puts = (puts or {}) | ({} if plan is None else {"plan": encode(plan)})
@@ -195,6 +197,7 @@ def move(
         planning_since=planning_since,
         since=situation.written_at if to is not before.phase else before.since,
         shortages=situation.shortages if shortages is None else shortages,
+        unsaved=-1 if is_saved else before.unsaved if unsaved is None else unsaved,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts | {"phase": encode(record)}).items()}
     if is_event:

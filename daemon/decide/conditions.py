@@ -7,7 +7,7 @@ reason of is a text: what is wrong, as a sentence without its capital letter and
 from typing import Final
 
 from headway.daemon.cluster.records import Desired, Phase, Save, WorkerState
-from headway.daemon.decide.boundaries import due_checkpoint, parts_of
+from headway.daemon.decide.boundaries import due_checkpoint, parts_of, unsaved
 from headway.daemon.decide.failures import link_news, standing_pairs, was_killed
 from headway.daemon.decide.job_view import Place
 from headway.daemon.decide.sentences import (
@@ -235,6 +235,11 @@ def outlook_changed(situation: JobSituation) -> bool:
 
 def link_cut_or_back(situation: JobSituation) -> bool:
     return bool(link_news(situation.job))
+
+
+def checkpoints_fail_or_work_again(situation: JobSituation) -> bool:
+    """The checkpoint folder refuses boundaries and no event has told it, or a newer checkpoint has ended that."""
+    return (situation.job.phase.unsaved < 0) is not (unsaved(situation.job) < 0)
 
 
 def outlook_text(situation: JobSituation) -> str:

@@ -142,6 +142,7 @@ TABLE: Final = (
     Row(RUNNING, when.link_cut_or_back, actions.tell_of_links, RUNNING),
     Row(RUNNING, when.outlook_changed, actions.explain_outlook, RUNNING),
     Row(RUNNING, when.periodic_checkpoint_complete, actions.write_periodic_checkpoint, RUNNING),
+    Row(RUNNING, when.checkpoints_fail_or_work_again, actions.tell_of_checkpoints, RUNNING),
     Row(RUNNING, when.old_checkpoints_to_delete, actions.delete_checkpoints, RUNNING),
     Row(RUNNING, when.planning_wait_changed, actions.explain_planning, RUNNING),
     #
@@ -161,6 +162,7 @@ TABLE: Final = (
     Row(CHANGING, when.all_next_workers_ready, actions.stop_for_moves, STOPPING),
     Row(CHANGING, when.next_workers_late, actions.drop_next, RUNNING),
     Row(CHANGING, when.periodic_checkpoint_complete, actions.write_periodic_checkpoint, CHANGING),
+    Row(CHANGING, when.checkpoints_fail_or_work_again, actions.tell_of_checkpoints, CHANGING),
     Row(CHANGING, when.old_checkpoints_to_delete, actions.delete_checkpoints, CHANGING),
     Row(CHANGING, when.planning_wait_changed, actions.explain_planning, CHANGING),
     #
@@ -181,6 +183,7 @@ TABLE: Final = (
     Row(STOPPING, when.checkpoint_complete, actions.write_checkpoint, QUEUED),
     Row(STOPPING, when.workers_late_to_stop, actions.recover, RECOVERING),
     Row(STOPPING, when.checkpoint_late, actions.fail, FAILED),
+    Row(STOPPING, when.checkpoints_fail_or_work_again, actions.tell_of_checkpoints, STOPPING),
     Row(STOPPING, when.planning_wait_changed, actions.explain_planning, STOPPING),
     #
     Row(RECOVERING, when.records_missing, actions.fail, FAILED),

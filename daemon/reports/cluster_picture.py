@@ -12,7 +12,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.plan.link_choice import linked_pairs
 from headway.daemon.plan.paths import MOST_NAMED, Pair, pair_of
-from headway.daemon.reports.job_report import JobReport, progress_text, queue_note, time_left
+from headway.daemon.reports.job_report import JobReport, progress_text, queue_note, time_left, why_now
 from headway.daemon.reports.node_list import (
     NO_NODE,
     alike,
@@ -98,7 +98,6 @@ class JobRow:
 
 def job_row(report: JobReport) -> JobRow:
     """Return the row of a job by its report."""
-    notes = (queue_note(report), report.reason, *report.waits[:1], *report.ailments[:1])
     return JobRow(
         name=report.name,
         user=report.user,
@@ -111,7 +110,7 @@ def job_row(report: JobReport) -> JobRow:
         tokens_per_second=report.tokens_per_second,
         left=time_left(report) if report.seconds_left else "",
         queue_position=report.queue_position,
-        why=" · ".join(filter(None, notes)),
+        why=" · ".join(filter(None, (queue_note(report), *why_now(report)))),
     )
 
 

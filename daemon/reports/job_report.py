@@ -439,6 +439,13 @@ def losses_and_rate(report: JobReport) -> list[str]:
     return found + ([f"{report.tokens_per_second:,.0f} tokens/s{beside}"] if report.tokens_per_second else [])
 
 
+def why_now(report: JobReport) -> list[str]:
+    """Return the job's reason and the most telling of what ails it: every list of jobs has the same."""
+    return [
+        text for text in (report.reason, *report.waits[:1], *report.ailments[:1], *report.safety.troubles[:1]) if text
+    ]
+
+
 def report_line(report: JobReport, *, now: float) -> str:
     """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
@@ -452,6 +459,5 @@ def report_line(report: JobReport, *, now: float) -> str:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(time_left(report))
-    notes = (queue_note(report), planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1])
-    parts += [text for text in notes if text]
+    parts += [text for text in (queue_note(report), planning_note(report, now), *why_now(report)) if text]
     return " · ".join(parts)

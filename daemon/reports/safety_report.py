@@ -8,6 +8,7 @@ from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
 from headway.daemon.decide import boundaries
 from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.sentences import refusals
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.copy_places import num_copies
 
@@ -120,12 +121,7 @@ def _reading(node: str, reading: ReadingRecord) -> str:
 
 
 def _troubles(job: JobView) -> tuple[str, ...]:
-    found = [
-        f"boundary {boundary} on {node}: {record.trouble}"
-        for (_, boundary), records in sorted(job.state.items())
-        for node, record in sorted(records.items())
-        if record.trouble
-    ]
+    found = refusals(job)
     for (generation, stage), goodput in sorted(job.goodput.items()):
         if goodput.trouble and job.plan is not None and generation == job.plan.generation:
             found.append(f"stage {stage} on {goodput.node}: {goodput.trouble}")

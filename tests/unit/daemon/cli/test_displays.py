@@ -545,7 +545,7 @@ def what_a_failure_costs() -> Iterator[tuple[str, list[str]]]:
     told = report_job(cluster.view.jobs["demo"], cluster.view.nodes)
     numbers = f"lag {told.safety.lag}, of the checkpoint {told.safety.checkpoint_lag}, provisional from"
     yield "a checkpoint at 48", [f"{numbers} {told.provisional_from}, parent {told.parent}"]
-    cluster.hold(20, "a", trouble="/mnt/full: cannot be written: No space left on device")
+    cluster.hold(60, "a", trouble="/mnt/full: cannot be written: No space left on device")
     plan = cluster.view.jobs["demo"].plan
     assert plan is not None
     back = replace(plan, generation=4, timeline=4, ancestry=((1, 20),), boundary=20, furthest=51, reason="node c died")
