@@ -214,7 +214,7 @@ def watch(job: JobName, where: Where, as_json: AsJsonLines = False) -> None:
         if not as_json and (row := await last_row(session, found)) is not None and row.end_text:
             say(row.end_text)
 
-    where.run(work)
+    where.run(work, follows=job)
 
 
 def events(job: JobName, where: Where, as_json: AsJson = False) -> Answer:
@@ -244,7 +244,7 @@ class HistoryOptions:
     from_batch: Annotated[int, typer.Option("--from", metavar="B", min=0)] = 0
     """First batch that is shown."""
     every: Annotated[int, typer.Option(min=1)] = 1
-    """Show the batches that this number divides, and those with a held-out loss."""
+    """Show the batches that this number divides, those with a held-out loss, and the last of a job that is over."""
     follow: Annotated[bool, typer.Option("--follow", "-f")] = False
     """Go on with each batch as soon as no failure can undo it, until the job is over."""
     as_csv: Annotated[bool, typer.Option("--csv")] = False
@@ -299,7 +299,7 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
         elif last.end_text and not as_json and not options.as_csv:
             say(last.end_text)
 
-    where.run(lambda session: session.while_reachable(work(session)))
+    where.run(lambda session: session.while_reachable(work(session)), follows=job if options.follow else "")
 
 
 _HISTORY_TITLES = f"{'batch':>9}{'loss':>10}{'held-out':>10}{'rate':>11}{'norm':>11}{'tokens/s':>11}{'generation':>12}"
@@ -347,7 +347,7 @@ def logs(job: JobName, options: LogOptions, where: Where, as_json: AsJsonLines =
                 else:
                     say(f"{line.node} | {readable(line.text) if is_read else line.text}")
 
-    where.run(work)
+    where.run(work, follows=job if options.follow else "")
 
 
 def pause(job: JobName, wait: Wait = False, *, where: Where) -> Answer:

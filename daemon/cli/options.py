@@ -72,11 +72,16 @@ class Where:
         return self.run(lambda session: session.view())
 
     def run(
-        self, work: "Callable[[ClusterSession], Coroutine[Any, Any, ResultT]]", *, warns_of_end: bool = True
+        self,
+        work: "Callable[[ClusterSession], Coroutine[Any, Any, ResultT]]",
+        *,
+        warns_of_end: bool = True,
+        follows: str = "",
     ) -> ResultT:
         """Open a session, do the work in it, close the session.
 
-        warns_of_end: says on stderr when the certificate ends soon.
+        warns_of_end: says on stderr when the certificate ends soon. follows: the job that the work follows, which goes
+        on after Ctrl-C, as a line on stderr then says.
         """
         import asyncio
 
@@ -102,7 +107,12 @@ class Where:
                     await asyncio.wait({warning})
 
         interrupts.end()
-        return asyncio.run(run())
+        try:
+            return asyncio.run(run())
+        except KeyboardInterrupt:
+            if follows:
+                warn(f"{follows} goes on without this command; `headway watch {follows}` shows it again")
+            raise
 
 
 class Panel(StrEnum):

@@ -124,11 +124,14 @@ class HistoryReader:
     """Reads the rows of a job, each once and in order, as they become final: no failure can undo them any more."""
 
     def __init__(self, session: ClusterSession, job: str, *, from_batch: int = 0, every: int = 1) -> None:
-        """every: only batches that it divides, and evaluated ones. Raises ConfigError without a certificate."""
+        """every: only batches that it divides, evaluated ones, and the last of a job that is over. Raises ConfigError
+        without a certificate.
+        """
         if session.identity is None:
             raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
         self.next_batch = from_batch
         """All rows before it have been read, or are not chosen."""
+        self._shown = from_batch - 1
         self._every = every
         self._job = job
         self._session = session
@@ -192,16 +195,34 @@ class HistoryReader:
 
     async def _rows_of(self, view: ClusterView, endpoint: NodeEndpoint) -> AsyncIterator[HistoryRow]:
         """Yield what a daemon knows of the job's journal. Raises PeerError, RecoveryError."""
-        spec = job_of(view, self._job).spec
-        if spec is None:
+        job = job_of(view, self._job)
+        if job.spec is None:
             return
-        rate = rates(spec)
-        told = self._client.journal(endpoint, self._job, from_batch=self.next_batch, every=self._every)
+        rate = rates(job.spec)
+        async for row in self._told(endpoint, rate, every=self._every):
+            yield row
+        if self._shown < self.next_batch - 1 and self._is_whole(job):  # the last row is shown, whichever are chosen
+            self.next_batch -= 1
+            async for row in self._told(endpoint, rate, every=1):
+                yield row
+
+    def _is_whole(self, job: JobView) -> bool:
+        """Return whether a job is over and its last row has been reached."""
+        if job.phase.phase not in TERMINAL_PHASES or is_resumed(job):
+            return False
+        is_short = job.checkpoint is not None and self.next_batch < job.checkpoint.boundary
+        return job.phase.phase is not Phase.FINISHED or not is_short
+
+    async def _told(
+        self, endpoint: NodeEndpoint, rate: Callable[[int], float], *, every: int
+    ) -> AsyncIterator[HistoryRow]:
+        told = self._client.journal(endpoint, self._job, from_batch=self.next_batch, every=every)
         async for columns in told:
             if len({len(getattr(columns, name)) for name in _COLUMNS}) > 1:
                 raise ProtocolError(str(endpoint), "sent columns of a history that differ in length")
             for row in _rows_in(columns, rate):
                 yield row
+                self._shown = row.batch
             self.next_batch = columns.next_batch
 
 
@@ -255,7 +276,7 @@ async def read_history(
 ) -> AsyncIterator[HistoryRow]:
     """Yield the rows of a job that no failure can undo any more, from a batch on; also of one that is over.
 
-    every: only batches that it divides, and evaluated ones. Raises ConfigError for an unknown job, UnavailableError
+    every: as of HistoryReader. Raises ConfigError for an unknown job, UnavailableError
     when no node answers.
     """
     async for row in history_in(session, await session.view(), name, from_batch=from_batch, every=every):

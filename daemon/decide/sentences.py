@@ -1,7 +1,5 @@
 """Writes the sentences about the coordinator's decisions: reasons, events, errors. Pure."""
 
-import errno
-import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +21,7 @@ MOST_NAMED: Final = 3
 MAX_ERROR: Final = 300
 """Maximum number of characters quoted from a worker's error."""
 
-_NO_ROOM: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+_NO_ROOM: Final = ("No space left on device", "Disk quota exceeded")
 
 
 def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:

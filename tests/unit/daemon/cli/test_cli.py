@@ -354,6 +354,30 @@ def test_errors_have_their_codes(
     assert err.count("\n") == (0 if code == 130 else 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("watch demo", "headway: demo goes on without this command; `headway watch demo` shows it again\n"),
+        ("logs demo -f", "headway: demo goes on without this command; `headway watch demo` shows it again\n"),
+        ("history demo -f", "headway: demo goes on without this command; `headway watch demo` shows it again\n"),
+        ("history demo", ""),
+    ],
+)
+def test_who_stops_to_follow_a_job_reads_that_it_goes_on(
+    line: str, told: str, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """Ctrl-C in each command that follows; one that only reads has nothing to say."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake_cluster.FakeSession, "view", stop)
+    monkeypatch.setattr(fake_cluster.FakeSession, "follow", stop, raising=False)
+    monkeypatch.setattr(fake_cluster.FakeSession, "while_reachable", lambda _, work: work, raising=False)
+    code, _, err = headway(*line.split())
+    assert (code, err) == (130, told)
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """HEADWAY_DEBUG=1 lets an error through as it was raised."""
     monkeypatch.setenv("HEADWAY_DEBUG", "1")

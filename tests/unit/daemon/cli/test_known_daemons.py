@@ -19,7 +19,7 @@ from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, job_requests
 from headway.daemon.client.cluster_access import ClusterSession, known, remember
 from headway.daemon.client.job_requests import DaemonStatus
-from headway.daemon.client.job_watch import JournalCopy, read_history, wait_for_phase
+from headway.daemon.client.job_watch import JournalCopy, history_in, read_history, wait_for_phase
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Desired, DesiredRecord, Phase, PhaseRecord
@@ -147,12 +147,13 @@ class Daemons:
         self, endpoint: NodeEndpoint, job: str, *, from_batch: int, every: int
     ) -> AsyncIterator[JournalRows]:
         """Rows below what the daemon knows of."""
-        assert (job, every) == ("demo", 1)
+        assert job == "demo"
         answers = self._known[endpoint.address[0]]
         below = answers.pop(0) if len(answers) > 1 else answers[0]
         if below < 0:
             raise UnavailableError(str(endpoint), "refused")
-        batches, n = list(range(from_batch, below)), max(0, below - from_batch)
+        batches = [batch for batch in range(from_batch, below) if batch % every == 0]
+        n = len(batches)
         yield JournalRows(
             batch=batches,
             loss=[1.0] * n,
@@ -188,6 +189,26 @@ async def test_the_past_of_a_job_is_what_any_daemon_says(monkeypatch: pytest.Mon
     spec = cluster_view().jobs["demo"].spec
     assert spec is not None
     assert [(row.batch, row.learning_rate) for row in told] == [(b, rates(spec)(b)) for b in range(20, 24)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "every", "told"),
+    [
+        (Phase.FINISHED, 10, [10, 20, 23]),
+        (Phase.FINISHED, 23, [23]),
+        (Phase.FAILED, 10, [10, 20, 23]),
+        (Phase.RUNNING, 10, [10, 20]),
+    ],
+)
+async def test_the_last_row_of_a_job_that_is_over_is_always_shown(
+    phase: Phase, every: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also if `every` divides it. While the job trains, its newest row is one among others."""
+    monkeypatch.setattr("headway.daemon.client.job_watch.NodeClient", lambda _: Daemons(a=[24]))
+    view = cluster_view()
+    view.jobs["demo"].phase = PhaseRecord(phase=phase)
+    rows = history_in(cast(ClusterSession, Session()), view, "demo", from_batch=5, every=every)
+    assert [row.batch async for row in rows] == told
 
 
 async def test_a_daemon_that_lags_does_not_end_the_copy(tmp_path: Path) -> None:
