@@ -346,7 +346,7 @@ def _generations(
         if row.generation not in told:
             told[row.generation] = Generation(number=row.generation, first=row.batch, end=num_done)
     ordered = [told[number] for number in sorted(told)]
-    ends = [following.first for following in ordered[1:]] + [num_done]
+    ends = [*(each.first for each in ordered), num_done][1:]
     spans = [
         msgspec.structs.replace(each, end=end, goodput_s=goodput.get(each.number, {}))
         for each, end in zip(ordered, ends, strict=True)

@@ -76,6 +76,12 @@ def test_a_picture_tells_who_held_what_and_what_failures_cost() -> None:
     assert picture.failures[0].again_s == pytest.approx(sum(seconds[115:120]))
 
 
+def test_a_job_that_waits_for_its_first_plan_is_drawn() -> None:
+    """It has no batch, and no event of a plan; neither has one that was cancelled before it began."""
+    picture = picture_of(replace(job_view(400), events={}, progress=None), {}, [], now_s=BEGAN_S)
+    assert (picture.generations, picture.num_done) == ((), 0)
+
+
 def test_a_failure_that_goes_on_has_no_seconds_yet() -> None:
     """Nothing has resumed after the newest failure: it is shown, without an end."""
     picture = picture_of(job_view(400, events=story(400, 8)[:4]), {}, rows(199), now_s=BEGAN_S)
