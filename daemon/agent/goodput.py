@@ -45,6 +45,8 @@ class DeviceBook:
     """Time at which an operation was last seen to be done."""
     earlier: dict[str, float] | None = None
     """Seconds by class that etcd has of this process under the plan before; None: not looked up yet."""
+    before: Mapping[str, float] = field(default_factory=dict)
+    """Those of the last heartbeat under that plan, if they were told: they count if its record went with the lease."""
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     """(time, seconds by class), oldest first; `recent` counts from the first."""
 
@@ -102,9 +104,15 @@ class GoodputBook:
         if not beat.job or not beat.seconds:
             return
         book = self._books.get(device_index)
-        is_same = book is not None and (book.job, book.generation) == (beat.job, beat.generation)
-        if book is None or not is_same or sum(beat.seconds.values()) < sum(book.newest.seconds.values()):
-            book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat)
+        goes_on = (
+            book is not None
+            and book.job == beat.job
+            and sum(beat.seconds.values()) >= sum(book.newest.seconds.values())
+        )
+        if book is None or not goes_on or book.generation != beat.generation:
+            was_told = book is not None and goes_on and book.earlier is not None
+            before = book.newest.seconds if book is not None and was_told else {}
+            book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat, before=before)
         book.add(beat, now)
 
     def silent_neighbours(self, *, now: float) -> list[Neighbour]:
@@ -146,7 +154,7 @@ class GoodputBook:
             if position is None or worker is None:
                 continue
             if book.earlier is None:
-                book.earlier = _earlier(job, book, worker.incarnation)
+                book.earlier = _earlier(job, book, worker.incarnation) or _rounded(book.before)
             found[Keys.goodput(job.name, book.generation, position)] = GoodputRecord(
                 node=node,
                 incarnation=worker.incarnation,

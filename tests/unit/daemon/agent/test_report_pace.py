@@ -77,6 +77,25 @@ async def test_what_is_gone_with_a_lease_is_written_again() -> None:
     assert etcd.num_records == 2
 
 
+def test_a_plan_has_its_own_seconds_alone_though_its_lease_took_the_record_of_the_plan_before() -> None:
+    """The worker lives on, and its seconds go on: those of the first plan count once. A worker that begins anew has
+    none of them.
+    """
+    view, book = large_view(), WorkerReports(member("n0")).book
+    for generation, seconds in ((0, {"idle": 5.0}), (1, {"idle": 5.0, "useful": 95.0})):
+        book.add(0, Heartbeat(job="j", generation=generation, seconds=seconds), now=0.0)
+        assert [told.earlier for told in book.changes(view.jobs["j"], "n0").values()] == [{}] * generation
+    plan = view.jobs["j"].plan
+    assert plan is not None
+    worker = view.jobs["j"].workers[1, 0]
+    for key, record in ((Keys.of("j", "plan"), replace(plan, generation=2)), (Keys.worker("j", 2, 0), worker)):
+        view.apply(key, encode(record), mod_revision=9, create_revision=9)
+    for seconds, earlier in (({"idle": 7.0, "useful": 95.0}, {"idle": 5.0, "useful": 95.0}), ({"useful": 1.0}, {})):
+        book.add(0, Heartbeat(job="j", generation=2, seconds=seconds), now=1.0)
+        (told,) = book.changes(view.jobs["j"], "n0").values()
+        assert (told.seconds, told.earlier) == (seconds, earlier)
+
+
 async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stands still is news at once, and so is its end."""
     now, etcd = 1000.0, Etcd()
