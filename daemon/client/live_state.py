@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from operator import attrgetter, is_not
 from typing import Any, Final, NoReturn
 
@@ -42,10 +43,10 @@ LEAST_REST: Final = 150.0
 MEMBERS_EVERY_S: Final = 10.0
 PICTURE_EVERY_S: Final = 60.0
 """A job is drawn anew so often, for what its rows do not tell; a change of plan is drawn at once."""
-MOST_ROWS: Final = 20_000
-"""Newer rows of a job, which are all kept; older ones come beside them, up to as many, of which those that tell."""
-STRETCH: Final = 40
-"""Rows of which a dozen tell at most, so that thinning always makes room."""
+MOST_ROWS: Final = 40_000
+"""Rows of a job that are kept. Of more those stay that tell something, as many of each part of the job."""
+NUM_STRETCHES: Final = 1000
+"""Stretches of a job of which the telling rows stay, 14 of each at most: so thinning always makes room."""
 MOST_LAST_ASKED: Final = 5
 END: Final = sys.maxsize
 
@@ -233,9 +234,10 @@ class ClusterFollower:
         tell("members", lambda: self._members)
         inputs = (view.nodes, view.failures, view.probes, view.reach, view.leader, *(job.plan for job in jobs))
         if len(inputs) != len(self._inputs) or any(map(is_not, inputs, self._inputs)):
-            self._inputs = inputs
+            num_before = len(faults)
             tell("nodes", lambda: node_rows(view))
             tell("links", lambda: link_rows(view))
+            self._inputs = inputs if len(faults) == num_before else ()  # a fault is told until it is mended
         for of_records in made("this page", lambda: troubles(view, reports)):
             faults += of_records
         found = [*self._own_troubles(), *faults]
@@ -274,7 +276,7 @@ class JobFollower:
         self._num_last_asked = 0
         """Times that nodes were asked for the last rows of a job that is over."""
         self._drawn_to = END
-        """Newest batch in the newest picture; END: there is no picture."""
+        """Newest batch that the newest picture has as it is now; END: there is no picture."""
         self._mark: object = None
         """What the newest picture was drawn of."""
         self._drawn_at = 0.0
@@ -354,6 +356,7 @@ class JobFollower:
             bisect(self._rows, at, key=_BATCH) for bisect, at in ((bisect_left, first), (bisect_right, until))
         )
         self._rows[begin:end] = rows
+        self._drawn_to = min(self._drawn_to, first - 1) if self._drawn_to != END else END
         for viewer in self.topic.viewers:
             viewer.rows_to = min(viewer.rows_to, first - 1) if viewer.rows_to != END else END
             viewer.tell()
@@ -382,10 +385,11 @@ class JobFollower:
 
 
 def _thin(rows: list[HistoryRow]) -> None:
-    """Keep of the older half of too many rows those that a curve can show, as a report does."""
-    if len(rows) > 2 * MOST_ROWS:
-        stretches = (rows[begin : begin + STRETCH] for begin in range(0, MOST_ROWS, STRETCH))
-        rows[:MOST_ROWS] = [row for stretch in stretches for row in telling_rows(stretch)]
+    """Keep of too many rows those that a curve can show, as a report does: old batches as densely as new ones."""
+    if len(rows) > MOST_ROWS:
+        width = -(-(rows[-1].batch + 1) // NUM_STRETCHES)
+        stretches = groupby(rows, key=lambda row: row.batch // width)
+        rows[:] = [row for _, stretch in stretches for row in telling_rows(list(stretch))]
 
 
 _BATCH: Final = attrgetter("batch")

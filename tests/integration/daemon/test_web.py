@@ -203,6 +203,13 @@ async def test_a_record_that_cannot_be_drawn_is_told(
         for path, part in (("events", "about"), ("jobs/demo/events", "now"), ("events", "about")):
             async with browser.get(url.split("?")[0] + path) as answer:
                 await _until(answer, part, "ValueError: no picture")
+        events = url.split("?")[0] + "events"
+        async with browser.get(events) as answer:  # the fault stays told, also when only a job has changed
+            progress = ProgressRecord(generation=3, batch=50, loss=2.0, tokens_per_second=1.0)
+            await client.put(Keys.of("demo", "progress"), encode(progress))
+            await _until(answer, "jobs", "batch 51/150")
+            async with browser.get(events) as later:
+                assert "no picture" in json.dumps(await _until(later, "about", ""))
         monkeypatch.undo()
         monkeypatch.setattr(live_state, "job_row", fail)
         await client.put(Keys.node("late"), encode(node("late")))
