@@ -1,5 +1,6 @@
 """Commands about jobs that a cluster has."""
 
+import json
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ from headway.daemon.cli.options import (
 if TYPE_CHECKING:
     from headway.daemon.base.addresses import NodeEndpoint
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+    from headway.daemon.reports.goodput_report import GoodputReport
     from headway.daemon.reports.job_report import JobReport
     from headway.daemon.reports.metrics_file import HistoryRow
     from headway.daemon.reports.watch_view import Snapshot
@@ -260,7 +262,8 @@ class HistoryOptions:
 def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJsonLines = False) -> None:
     """Show each batch of a job from its beginning: loss, held-out loss, learning rate, gradient norm, tokens/s, plan.
 
-    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them.
+    Also of a job that is over. Batches that a failure could still undo are left out; `watch` has them. At the end
+    stands where the time of all workers went, as seconds by class with --json.
 
     \b
     headway history my-job --every 100
@@ -269,6 +272,7 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
     """
     from headway.daemon.client.job_requests import job_of
     from headway.daemon.client.job_watch import follow_history, read_history
+    from headway.daemon.reports.goodput_report import report_goodput
     from headway.daemon.reports.metrics_file import ROW_NAMES, Gaps
     from headway.daemon.reports.writers import opened
 
@@ -296,10 +300,22 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
                 write(row)
         if last is None:
             warn(f"no batch of {job} is restorable yet; `headway watch {job}` shows it")
-        elif last.end_text and not as_json and not options.as_csv:
-            say(last.end_text)
+        elif not options.as_csv:
+            for each in _end_of_history(last, report_goodput(job_of(await session.view(), job)), as_json=as_json):
+                say(each)
 
     where.run(lambda session: session.while_reachable(work(session)), follows=job if options.follow else "")
+
+
+def _end_of_history(last: "HistoryRow", goodput: "GoodputReport", *, as_json: bool) -> list[str]:
+    """Return the lines after the rows: the last held-out loss, which is in the last row too, and where the time of all
+    workers went from the job's beginning, which no row can tell. As JSON one object, with the report's name of it.
+    """
+    from headway.daemon.reports.goodput_report import goodput_line
+
+    if as_json:
+        return [json.dumps({"goodput_s": goodput.seconds})] if goodput.seconds else []
+    return [line for line in (last.end_text, goodput_line(goodput)) if line]
 
 
 _HISTORY_TITLES = f"{'batch':>9}{'loss':>10}{'held-out':>10}{'rate':>11}{'norm':>11}{'tokens/s':>11}{'generation':>12}"

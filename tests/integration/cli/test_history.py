@@ -18,19 +18,27 @@ def test_a_follower_has_each_batch_once_over_a_change_of_plan(program: Any, wait
     copies = ("--jsonl", "rows.jsonl", "--tensorboard", "runs", "--wandb", "offline")
     follower = program.start("history", "tiny", "--follow", "--json", *copies)
 
+    def rows_in(text: str) -> list[dict[str, float]]:
+        return [row for row in map(json.loads, text.splitlines()) if "batch" in row]
+
     def batches(*options: str) -> list[int]:
-        told = program.run("history", "tiny", "--json", *options)[1].splitlines()
-        return [json.loads(line)["batch"] for line in told]
+        return [int(row["batch"]) for row in rows_in(program.run("history", "tiny", "--json", *options)[1])]
 
     wait_until(batches, "a row")
     assert program.run("pause", "tiny", "--wait")[0] == 0
     assert program.run("resume", "tiny")[0] == 0
     code, out, err = program.ended(follower)
     assert code == 0, err
-    rows = [json.loads(line) for line in out.splitlines()]
+    rows = rows_in(out)
     assert [row["batch"] for row in rows] == list(range(600))
-    assert rows == [json.loads(line) for line in program.run("history", "tiny", "--json")[1].splitlines()]
-    assert program.run("history", "tiny", *copies)[0] == 0
+    *again, end = map(json.loads, program.run("history", "tiny", "--json")[1].splitlines())
+    assert again == rows
+    assert end == {"goodput_s": json.loads(program.run("report", "tiny", "--json")[1])["goodput_s"]}
+    assert end["goodput_s"]["useful"] > 0
+    code, text, _ = program.run("history", "tiny", *copies)
+    assert code == 0
+    assert text.splitlines()[-1].startswith("goodput ")
+    assert "goodput" not in program.run("history", "tiny", "--csv")[1]
     assert list(map(json.loads, (program.folder / "rows.jsonl").read_text().splitlines())) == rows
     assert len([*(program.folder / "runs" / "tiny").iterdir()]) == 1
     files = sorted((program.folder / "wandb").glob("offline-run-*/*.wandb"))
