@@ -519,7 +519,7 @@ def _commands(report: JobReport, spec: JobSpec) -> tuple[str, ...]:
 
 def _compared(rows: Sequence[HistoryRow], spec: JobSpec | None, other: OtherRun) -> Other:
     theirs = {row.batch: row for row in other.rows}
-    pairs = [(row.batch, row.loss - theirs[row.batch].loss) for row in rows if row.batch in theirs]
+    pairs = [(row.batch, _less(row.loss, theirs[row.batch].loss)) for row in rows if row.batch in theirs]
     series = series_of(other.rows)
     return Other(
         name=_cut(other.name, MOST_NAME),
@@ -529,6 +529,11 @@ def _compared(rows: Sequence[HistoryRow], spec: JobSpec | None, other: OtherRun)
         sentence=_difference(pairs, len(rows)),
         differing_keys=_differing_keys(spec, other.spec) if spec is not None and other.spec is not None else (),
     )
+
+
+def _less(loss: float, other: float) -> float:
+    """Return a difference; 0 of two that are not finite, which metrics files do not tell apart."""
+    return loss - other if math.isfinite(loss) or math.isfinite(other) else 0.0
 
 
 def _difference(pairs: Sequence[tuple[int, float]], num_rows: int) -> str:

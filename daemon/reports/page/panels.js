@@ -125,7 +125,7 @@ const Headway = (() => {
         const told = { ...row, tokens_per_s: row.seconds > 0 ? row.tokens / row.seconds : null };
         for (const name of ["loss", "eval_loss", "final_eval_loss", "learning_rate", "gradient_norm", "tokens_per_s"]) {
           const value = told[name];
-          if (value === undefined || value === null) continue;
+          if (value === undefined || (value === null && name !== "loss")) continue;  // a loss that is not finite is null
           const line = this.series[name] ??= { batches: [], values: [] };
           while (line.batches.length && line.batches[line.batches.length - 1] >= row.batch) { line.batches.pop(); line.values.pop(); }
           line.batches.push(row.batch); line.values.push(value);

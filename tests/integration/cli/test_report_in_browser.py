@@ -56,6 +56,9 @@ async def test_a_report_is_read_by_mouse_and_keyboard(tmp_path: Path) -> None:
         more = "[401, 402, 403, 404].map((batch) => ({batch, loss: 1.5, tokens: 1, seconds: 1, generation: 5}))"
         await page.value(f"Headway.page.moveTo(400); Headway.page.append({more})")
         assert await page.until("Headway.page.batch === 404"), "who looks at the end goes with it"
+        await page.value("Headway.page.append([{batch: 405, loss: null, tokens: 1, seconds: 1, generation: 5}])")
+        assert await page.until("Headway.page.batch === 405")
+        assert (await told())["loss"] == "not finite"
         assert {each.split("#")[0] for each in page.requests} == {address}
         assert page.complaints == []
 

@@ -114,6 +114,14 @@ def test_the_difference_to_another_run_is_told() -> None:
     assert unlike.differing_keys == (f"train.microbatches: {spec.train.microbatches} here, 2 there",)
 
 
+def test_equal_runs_whose_losses_end_as_nan_differ_by_nothing() -> None:
+    """`non_finite = "continue"` goes on with NaN: the same run is not told to be another one."""
+    mine = [replace(row, loss=float("nan")) if row.batch >= 90 else row for row in rows(100)]
+    other = picture_of(job_view(100), {}, mine, now_s=0.0, other=OtherRun(name="plain", rows=mine)).other
+    assert other is not None
+    assert other.sentence == "0 in all 100 batches"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/jobs").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_job_file_of_a_picture_is_the_job(path: Path) -> None:
     """What the page shows can be saved and run: it reads back as the same job."""
