@@ -126,7 +126,8 @@ def _as_data(wheel: bytes, folder: Path) -> DataSpec:
             writer.append(np.frombuffer(wheel, np.uint8))
         return DataSpec(source=str(folder), sha256=read_index(folder).sha256)
     except (DataError, OSError) as error:
-        raise ConfigError(f"cannot be written: {error}", str(folder)) from error
+        reason = (error.strerror if isinstance(error, OSError) else "") or error
+        raise ConfigError(f"cannot be written: {reason}", str(folder)) from error
 
 
 def _folder_of_source(spec: JobSpec, cache_dir: Path) -> Path:

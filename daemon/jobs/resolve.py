@@ -184,6 +184,10 @@ def _find_data(
             source = str((job_file.parent / Path(source).expanduser()).resolve())
         return source, read_index(data_folder(source, cache_dir))
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
+        if source in BUILT_IN_SOURCES:  # which is made here, perhaps on a full disk
+            reason = (error.strerror if isinstance(error, OSError) else "") or error
+            what = f"{source} cannot be made there: {reason}; set HEADWAY_CACHE_DIR to another folder"
+            raise ConfigError(what, str(cache_dir)) from error
         hint = near(Path(source), BUILT_IN_SOURCES) or "; make data with `headway data prepare`"
         raise ConfigError(f"{error}{hint}", f"{place}.source") from error
 

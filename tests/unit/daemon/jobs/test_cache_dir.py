@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.jobs.resolve import default_cache_dir
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.jobs.resolve import default_cache_dir, with_data
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +60,14 @@ def test_a_user_without_a_home_has_a_folder_for_the_moment(tmp_path: Path, monke
     (tmp_path / "headway-cache-4242").mkdir()
     with pytest.raises(ConfigError, match="belongs to another user; set HEADWAY_CACHE_DIR"):
         default_cache_dir()
+
+
+def test_a_cache_that_takes_no_built_in_data_is_named(tmp_path: Path) -> None:
+    """Full, or a file in its place: the source is no wrong name, and the line says which variable helps."""
+    spec = parse_job('[job]\nname = "x"\n[data]\nsource = "headway-docs"\n')
+    (tmp_path / "taken").write_text("")
+    where = tmp_path / "taken/cache"
+    with pytest.raises(
+        ConfigError, match=f"^{where}: headway-docs cannot be made there: .*Not a d.*; set HEADWAY_CACHE"
+    ):
+        with_data(spec, job_file=tmp_path / "job.toml", cache_dir=where)
