@@ -3,6 +3,7 @@
 Batches whose rows are lost, because somebody deleted a journal part, have none.
 """
 
+import fcntl
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -115,12 +116,14 @@ def written(where: str) -> Iterator[None]:
     """Tell as ConfigError, with `where`, that the block cannot write."""
     try:
         yield
+    except BlockingIOError as error:
+        raise ConfigError("another process writes to it now; end that one, or name another file", where) from error
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror or error}", where) from error
 
 
 class MetricsFile:
-    """Appends the rows as JSON, one a line. A context manager.
+    """Appends the rows as JSON, one a line. A context manager. One process at a time writes to a file.
 
     Python writes a float as the shortest text that reads back to equal bits, so losses can be compared exactly.
     """
@@ -128,18 +131,21 @@ class MetricsFile:
     def __init__(self, path: Path, *, is_resumed: bool = False, where: str = "") -> None:
         """is_resumed: continue after the last complete line; otherwise begin a new file. where: names it in errors.
 
-        Raises ConfigError for another file, and one that cannot be written.
+        Raises ConfigError for another file, and one that cannot be written, or is written by another process.
         """
         self._where = where or str(path)
         self.last_batch = -1
         """Newest batch in the file; -1 when there is none."""
-        length = 0
         with written(self._where):
             path.parent.mkdir(parents=True, exist_ok=True)
-            if is_resumed and path.exists():
-                self.last_batch, length = _whole_lines(path)
             self._stream = path.open("ab")
-            self._stream.truncate(length)
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.last_batch, length = _whole_lines(path) if is_resumed else (-1, 0)
+                self._stream.truncate(length)
+            except BaseException:
+                self._stream.close()
+                raise
 
     def append(self, row: HistoryRow) -> None:
         """Write a batch and flush. A batch that is already in the file is skipped. Raises ConfigError, on a full disk

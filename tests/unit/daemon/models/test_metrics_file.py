@@ -116,3 +116,15 @@ def test_python_reads_a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("headway.client.subprocess.run", trained)
     [row] = headway.reference("job.toml")
     assert math.isnan(row.loss)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused in a line and changes nothing; when the first has closed the file, it goes on."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, is_resumed=True) as first:
+        append(first, 0)
+        with pytest.raises(ConfigError, match="another process writes to it now"):
+            MetricsFile(path)
+        append(first, 1)
+    with MetricsFile(path, is_resumed=True) as second:
+        assert second.last_batch == 1
