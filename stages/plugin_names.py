@@ -65,6 +65,7 @@ def told_by(plugin: str) -> Iterator[None]:
         # A module of a wheel lies inside of a file.
         own = [frame for frame in frames if any(part.is_file() for part in Path(frame.filename).parents)]
         place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-        text = str(error).partition("\n")[0][:MOST_TOLD]
+        said = str(traceback.TracebackException.from_exception(error))  # also of an error whose own text raises
+        text = said.partition("\n")[0][:MOST_TOLD]
         reason = f"{type(error).__name__}: {text}".rstrip(": ") + place
         raise PluginError(plugin, reason, is_machines=isinstance(error, ImportError)) from error

@@ -52,6 +52,7 @@ class Own(torch.optim.Optimizer):
 FAULTS = {
     "raises": ("raise KeyError('left')", "KeyError: 'left' (raises.py:10)"),
     "babbles": ("raise ValueError('x' * 10**6)", f"ValueError: {'x' * 300} (babbles.py:10)"),
+    "mute": ("raise type('Mute', (Exception,), {'__str__': lambda _: 1 / 0})", "Mute: <exception str() failed> (mute"),
     "infinite": ("weight.div_(0)", "not finite"),
     "replaces": ("weight.data = weight - weight.grad", "replaced the weights; it has to change them in place"),
     "remembers": (
