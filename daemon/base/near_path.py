@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 _CUTOFF: Final = 0.75
 """Likeness of names; more than that of short names with one ending."""
+_MOST_NAMES: Final = 4096
+"""Of a folder that are looked at."""
 
 
 def near(path: Path, others: Iterable[str] = ()) -> str:
@@ -20,7 +23,8 @@ def near(path: Path, others: Iterable[str] = ()) -> str:
             return ""
         while not whole.parent.exists():
             whole, rest = whole.parent, whole.name / rest
-        names = [*others, *(entry.name for entry in whole.parent.iterdir() if (entry / rest).exists())]
+        beside = islice(whole.parent.iterdir(), _MOST_NAMES)
+        names = [*others, *(entry.name for entry in beside if (entry / rest).exists())]
     except (OSError, ValueError):  # a folder that nobody may read; a name that is too long, or has a zero character
         return ""
     close = get_close_matches(whole.name, names, n=1, cutoff=_CUTOFF)

@@ -299,7 +299,8 @@ def history(job: JobName, options: HistoryOptions, where: Where, as_json: AsJson
                 say(line(row))
                 write(row)
         if last is None:
-            warn(f"no batch of {job} is restorable yet; `headway watch {job}` shows it")
+            which = f"no batch of {job} from {options.from_batch} on" if options.from_batch else f"no batch of {job}"
+            warn(f"{which} is restorable yet; `headway watch {job}` shows it")
         elif not options.as_csv:
             for each in _end_of_history(last, report_goodput(job_of(await session.view(), job)), as_json=as_json):
                 say(each)

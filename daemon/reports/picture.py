@@ -255,7 +255,7 @@ def _bounded(picture: Picture) -> Picture:
     change = msgspec.structs.replace
     if len(msgspec.json.encode(picture)) > MOST_BYTES:
         plans = tuple(change(each, stages=(), text=_cut(each.text, SHORT_TEXT)) for each in picture.generations)
-        picture = change(picture, generations=plans, devices=())
+        picture = change(picture, generations=plans)
     if len(msgspec.json.encode(picture)) > MOST_BYTES:
         events = tuple(change(each, text=_cut(each.text, SHORT_TEXT)) for each in picture.events)
         shorter = {

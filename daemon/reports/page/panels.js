@@ -340,7 +340,7 @@ const Headway = (() => {
       const shown = p.devices.slice(0, 12).map((name, number) => [number, name]);
       if (p.devices.length > 12) shown.push([null, `and ${count(p.devices.length - 12)} more`]);
       const isKnown = p.generations.some((each) => each.stages.length);
-      const made = this.section("Who held which layers", "layers from the first to the last, colour: device", shown, isKnown ? "" : "Not known: no plan has come into force yet, or an earlier release wrote the events.");
+      const made = this.section("Who held which layers", "layers from the first to the last, colour: device", shown, isKnown ? "" : p.devices.length ? "Left out: there were too many plans for one page." : "Not known: no plan has come into force yet, or an earlier release wrote the events.");
       if (!isKnown) return;
       const height = Math.min(Math.max(p.layers.length * 18, 96), 280), row = height / p.layers.length;
       const beside = this.bands(made, height, (pen) => {

@@ -217,6 +217,8 @@ def test_the_worst_of_everything_stays_below_a_megabyte() -> None:
     other = OtherRun(name="again", rows=[replace(row, loss=row.loss / 3) for row in history])
     picture = picture_of(job_view(20_000, events=events, num_layers=98), {}, history, now_s=BEGAN_S, other=other)
     assert len(page_html(picture).encode()) < 1_000_000
+    assert not any(plan.stages for plan in picture.generations)
+    assert len(picture.devices) == 98, "the page says that the layers were left out, for somebody held them"
 
 
 def test_a_job_with_a_plug_in_reads_back() -> None:
