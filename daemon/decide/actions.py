@@ -20,7 +20,7 @@ from headway.daemon.cluster.records import (
     StopRecord,
 )
 from headway.daemon.cluster.state_key import JOURNAL
-from headway.daemon.decide.boundaries import Origin, due_checkpoint, lead_of, parts_of, unsaved
+from headway.daemon.decide.boundaries import Origin, due_checkpoint, lead_of, parts_of, refusals, unsaved
 from headway.daemon.decide.commands import (
     Command,
     CopyPart,
@@ -39,7 +39,6 @@ from headway.daemon.decide.sentences import (
     at_the_end,
     early_end_text,
     link_sentence,
-    refusals,
     shape_and_nodes,
     waits_for,
     what_was_lost,

@@ -22,6 +22,7 @@ from headway.daemon.cluster.records import (
 )
 from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.decide.job_view import JobView, Place
+from headway.daemon.decide.quarantine import listed
 from headway.daemon.plan.copy_places import num_copies
 
 NUM_KEPT: Final = 2
@@ -32,6 +33,8 @@ NUM_NEWEST: Final = 4
 because a safe boundary looks unsafe while its holders register again after an outage. The newest are kept because they
 are being copied.
 """
+
+_NO_ROOM: Final = ("No space left on device", "Disk quota exceeded")
 
 
 def age(place: Place) -> tuple[int, int]:
@@ -194,6 +197,15 @@ def refused(job: JobView) -> dict[str, set[str]]:
             if boundary > _newest_saved(job) and _is_troubled(record):
                 found.setdefault(record.trouble, set()).add(node)
     return found
+
+
+def refusals(job: JobView) -> list[str]:
+    """Return why checkpoints cannot be written, where, and what to do."""
+    told = []
+    for why, nodes in sorted(refused(job).items()):
+        advice = "free space there: " if why.endswith(_NO_ROOM) else ""
+        told.append(f"checkpoints fail on {listed(sorted(nodes))}: {why}; {advice}the nodes try again by themselves")
+    return told
 
 
 def unsaved(job: JobView) -> int:

@@ -7,7 +7,6 @@ from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.measurements import LinkCuts, MemoryShortage
 from headway.daemon.cluster.records import Failure, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.decide.allocate import left_alone_s
-from headway.daemon.decide.boundaries import refused
 from headway.daemon.decide.failures import STARTED, LostWorker, repetition
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.quarantine import listed
@@ -20,8 +19,6 @@ MOST_NAMED: Final = 3
 """Links that a sentence names."""
 MAX_ERROR: Final = 300
 """Maximum number of characters quoted from a worker's error."""
-
-_NO_ROOM: Final = ("No space left on device", "Disk quota exceeded")
 
 
 def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
@@ -75,15 +72,6 @@ def link_sentence(situation: JobSituation, news: Sequence[LinkCuts]) -> str:
             limit = f"after {situation.spec.fault.link_timeout_s:g} s without it the training goes back to a boundary"
             told.append(f"{which} {'is' if one else 'are'} cut: both ends dial, and {limit}")
     return ". ".join(told)
-
-
-def refusals(job: JobView) -> list[str]:
-    """Return why checkpoints cannot be written, where, and what to do."""
-    told = []
-    for why, nodes in sorted(refused(job).items()):
-        advice = "free space there: " if why.endswith(_NO_ROOM) else ""
-        told.append(f"checkpoints fail on {listed(sorted(nodes))}: {why}; {advice}the nodes try again by themselves")
-    return told
 
 
 def who_is_not_ready(situation: JobSituation) -> str:

@@ -8,7 +8,6 @@ from headway.daemon.cluster.measurements import ReadingRecord
 from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
 from headway.daemon.decide import boundaries
 from headway.daemon.decide.job_view import JobView
-from headway.daemon.decide.sentences import refusals
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.copy_places import num_copies
 
@@ -121,7 +120,7 @@ def _reading(node: str, reading: ReadingRecord) -> str:
 
 
 def _troubles(job: JobView) -> tuple[str, ...]:
-    found = refusals(job)
+    found = boundaries.refusals(job)
     for (generation, stage), goodput in sorted(job.goodput.items()):
         if goodput.trouble and job.plan is not None and generation == job.plan.generation:
             found.append(f"stage {stage} on {goodput.node}: {goodput.trouble}")
