@@ -502,15 +502,18 @@ def report(
 ) -> Answer:
     """Draw a job as one page: its losses, who held which layers, what failures cost. Also of a job that is over.
 
-    The page is one file that opens without a network. --json prints what it draws.
+    The page is one file that opens without a network. It replaces an earlier page, and no other file. --json prints
+    what it draws.
 
     \b
     headway report my-job --out run.html
     headway report my-job --compare runs/plain
     """
     from headway.daemon.client.job_picture import draw_job
-    from headway.daemon.reports.report_page import write_report
+    from headway.daemon.reports.report_page import check_report, write_report
 
+    if not as_json:
+        check_report(out)
     picture = where.run(lambda session: draw_job(session, job, compare=compare))
     if as_json:
         return as_json_text(picture)

@@ -76,7 +76,6 @@ def run(
     from headway.daemon.reports.watch_view import open_display
 
     async def main(force: "asyncio.Event") -> int:
-        _say_starting(nodes)
         await run_job(
             job,
             num_nodes=nodes,
@@ -86,6 +85,7 @@ def run(
             display=open_display(as_json=as_json),
             force=force,
             etcd_binary=etcd_binary,
+            on_start=lambda: _say_starting(nodes),
         )
         if not as_json:
             rows = read_rows(out / METRICS_NAME)

@@ -26,7 +26,7 @@ from headway.daemon.models.origin_config import read_parts
 from headway.daemon.plan.cluster_plan import size
 from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
 from headway.daemon.reports.picture import Picture
-from headway.daemon.reports.report_page import write_report
+from headway.daemon.reports.report_page import check_report, write_report
 from headway.daemon.reports.watch_view import Display
 from headway.stages.errors import PeerError
 
@@ -58,11 +58,13 @@ async def run_job(
     etcd_binary: Path | None = None,
     on_view: OnView | None = None,
     environment: Mapping[str, str] | None = None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> tuple[JobView, Picture | None]:
     """Train a job in its own cluster and write DIR/metrics.jsonl, DIR/report.html and DIR/model/; return the ended job
     and its picture, which is None if the cluster did not tell it.
 
     most_nodes: number of nodes with those that join later. environment: variables of every daemon.
+    on_start: is called when nothing that the user wrote is at fault, and a cluster starts.
 
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
@@ -77,11 +79,13 @@ async def run_job(
         environment=environment,
     )
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
+    check_report(out / REPORT_NAME)
     make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     if max(1.0, cores := num_cores()) < num_nodes and not machine_cards(environment):
         sys.stderr.write(f"headway: {crowding(spec, num_nodes, num_cores=cores, memory_bytes=memory_bytes())}\n")
     spec = read_parts(spec)
+    on_start()
     async with (
         starting as cluster,
         ClusterSession(cluster.address) as session,

@@ -27,6 +27,8 @@ batch."""
 PRODUCER: Final = "headway"
 """Value of `producer` in config.json of a folder that may be replaced."""
 
+_FILES: Final = ".headway-files"
+"""File of an export with the names of all others that it wrote."""
 _DRAFT: Final = ".export-"
 _MODEL_FILE: Final = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt"
@@ -75,15 +77,16 @@ def check_place(folder: Path, *, force: bool = False) -> bool:
     is_ours = PRODUCER in (_producer(folder / CONFIG_NAME), _producer(folder / MARK_NAME))
     # Beside an index, AutoModel would load a model.safetensors that is not ours.
     own_single = SINGLE_NAME if INDEX_NAME not in names else ""
-    foreign = [
-        name
-        for name in names
-        if _MODEL_FILE.fullmatch(name) and not (is_ours and (_OURS.fullmatch(name) or name == own_single))
-    ]
+    own = _listed(folder)
+    if own is None:
+        own = {own_single, *filter(_OURS.fullmatch, names)}
+    foreign = [name for name in names if _MODEL_FILE.fullmatch(name) and not (is_ours and name in own)]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         what = f"holds {foreign[0]}{more} of a model that was not exported here"
-        raise ConfigError(f"{what}; name another folder, or replace that model with --force", str(folder))
+        raise ConfigError(
+            f"{what}; name another folder, move what you need away, or use `headway export --force`", str(folder)
+        )
     return is_ours
 
 
@@ -114,6 +117,8 @@ class Draft:
 
     def put_in_place(self) -> None:
         """Replace the old model by this complete one. Raises ConfigError, naming the draft, which then stays."""
+        with told_of(self._place):
+            _list_files(self.folder)
         self._is_whole = True
         self._owned.release()
         try:
@@ -185,6 +190,20 @@ def share_mode(files: Iterable[Path], like: Path) -> None:
 def _last(names: list[str]) -> list[str]:
     """Return names with that file at the end without which a folder has no weights."""
     return sorted(names, key=lambda name: (name in (INDEX_NAME, SINGLE_NAME), name == INDEX_NAME, name))
+
+
+def _list_files(draft: Path) -> None:
+    """Write down which files an export has: what somebody adds later under such a name is not ours."""
+    names = sorted(entry.name for entry in draft.iterdir())
+    (draft / _FILES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """Return the names of the files that an export has written; None: an older one did not list them."""
+    try:
+        return set((folder / _FILES).read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _producer(config: Path) -> object:

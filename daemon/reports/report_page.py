@@ -30,8 +30,21 @@ def page_html(picture: Picture) -> str:
     return Template(_file("report.html")).substitute(policy=policy, style=style, script=script, picture=inside)
 
 
+def check_report(out: Path) -> None:
+    """Raise ConfigError for a file that is no page of a job: it is not replaced."""
+    try:
+        is_ours = not out.exists() or out.read_bytes().startswith(_file("report.html").partition("$")[0].encode())
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(out)) from error
+    if not is_ours:
+        raise ConfigError("exists, and headway did not write it; name another file, or move it away", str(out))
+
+
 def write_report(picture: Picture, out: Path) -> None:
-    """Write the page. Raises ConfigError for a path that cannot be written."""
+    """Write the page, also over an earlier one. Raises ConfigError for a path that cannot be written or has another
+    file.
+    """
+    check_report(out)
     draft = out.with_name(f"{out.name}.part")
     try:
         draft.write_text(page_html(picture), encoding="utf-8", errors="replace")

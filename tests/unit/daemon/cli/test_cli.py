@@ -385,6 +385,17 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         run(["run", "missing.toml", "--out", "x"])
 
 
+def test_nothing_is_said_to_start_for_a_job_file_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, headway: Headway, tmp_path: Path
+) -> None:
+    """The file is read before a terminal shows `starting etcd`."""
+    said: list[int] = []
+    monkeypatch.setattr("headway.daemon.cli.local._say_starting", said.append)
+    code, _, err = headway("run", "missing.toml", "--out", str(tmp_path / "x"))
+    assert (code, said) == (2, [])
+    assert "no such job file" in err
+
+
 def test_certificates_for_a_cluster(tmp_path: Path, headway: Headway) -> None:
     """`certs` makes an authority, then adds to it; each name gets the three files that --certs wants."""
     authority = tmp_path / "ca"

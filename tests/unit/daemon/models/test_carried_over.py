@@ -199,10 +199,11 @@ def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_an_export_without_training_has_the_bytes_of_the_origin(origin: Path, tmp_path: Path) -> None:
-    """Equal names, and equal bytes in each file; config.json also says who wrote the folder."""
+    """Equal names, and equal bytes in each file; config.json also says who wrote the folder, and a hidden file what."""
     out = exported(job_from(origin), tmp_path / "out")
     names = {path.name for path in origin.iterdir()} - {"README.md"}
-    assert {path.name for path in out.iterdir()} == names
+    assert {path.name for path in out.iterdir()} == names | {".headway-files"}
+    assert set((out / ".headway-files").read_text().splitlines()) == names
     for name in names - {"config.json"}:
         assert (out / name).read_bytes() == (origin / name).read_bytes(), name
     config = json.loads((out / "config.json").read_text())

@@ -253,6 +253,18 @@ def test_a_foreign_file_beside_an_export_is_noticed(folder: Path) -> None:
         write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "chat_template.jinja"])
+def test_what_somebody_added_to_an_export_is_not_replaced(folder: Path, name: str) -> None:
+    """Headway writes files of these names too, but it did not write this one. Without it the export is replaced."""
+    (folder / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"holds {name} of a model that was not exported here; name another folder"):
+        write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+    assert (folder / name).read_text() == "mine"
+    (folder / name).unlink()
+    write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+    assert read_model(folder).spec == SPEC
+
+
 def test_all_files_have_the_mode_of_new_files(folder: Path) -> None:
     """Whoever may read config.json may read the weights."""
     (folder / "new").write_text("")

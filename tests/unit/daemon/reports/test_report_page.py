@@ -86,3 +86,15 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     picture = picture_of(job_view(4), {}, rows(4), now_s=BEGAN_S)
     with pytest.raises(ConfigError, match="cannot be written"):
         write_report(picture, tmp_path / "none" / "run.html")
+
+
+def test_a_page_replaces_an_earlier_page_and_no_other_file(tmp_path: Path) -> None:
+    """What Headway did not write stays as it is, and one line says what to do."""
+    picture, out = picture_of(job_view(4), {}, rows(4), now_s=BEGAN_S), tmp_path / "run.html"
+    for _ in range(2):
+        write_report(picture, out)
+    assert out.read_text() == page_html(picture)
+    out.write_text("<!doctype html>\n<p>mine")
+    with pytest.raises(ConfigError, match="exists, and headway did not write it; name another file, or move it away"):
+        write_report(picture, out)
+    assert out.read_text() == "<!doctype html>\n<p>mine"
