@@ -170,8 +170,8 @@ def _story(picture: Picture) -> list[str]:
 async def _show_sample(model: Path) -> None:
     from headway.daemon.models.model_folder import sample
 
+    _say(f"So small a model has learned how words look, and no more. It continues {PROMPT!r}:\n")
     text = await asyncio.to_thread(sample, model, PROMPT, num_tokens=SAMPLE_BYTES)
-    _say(f"The model continues {PROMPT!r}:\n")
     _say("\n".join(f"  {line}" for line in (PROMPT + text).splitlines()) + "\n")
 
 
@@ -180,7 +180,8 @@ async def _compare(out: Path, job_file: Path, job: JobView, picture: Picture | N
     from headway.daemon.local.reference_run import run_reference
 
     assert job.spec is not None
-    _say(f"the plain loop, one process, trains the same {counted(job.spec.train.batches, 'batch')}")
+    _say(f"the plain loop, one process, trains the same {counted(job.spec.train.batches, 'batch')} for the comparison;")
+    _say(f"{out / REPORT_NAME} is there already: a browser opens it meanwhile")
     plain, rows = out / PLAIN_NAME, read_rows(out / METRICS_NAME)
     progress = behind(sys.stderr) if sys.stderr.isatty() else None
     await asyncio.to_thread(run_reference, job_file, plain, progress=progress)
