@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from headway.daemon.base.terminal import counted
-from headway.daemon.cli.options import Answer, AsJsonLines, Commands, EtcdBinary, JobFile, Link, OutDir, Panel, add, say
+from headway.daemon.cli.options import (
+    Answer,
+    AsJson,
+    AsJsonLines,
+    Commands,
+    EtcdBinary,
+    JobFile,
+    Link,
+    OutDir,
+    Panel,
+    add,
+    say,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,7 +37,7 @@ StateDir = Annotated[
 
 def register(app: Commands) -> None:
     """Add the commands."""
-    add(app, demo, run, up, reference, panel=Panel.HERE)
+    add(app, demo, run, up, reference, study, panel=Panel.HERE)
 
 
 def demo(
@@ -178,6 +190,30 @@ def reference(
     cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
     progress = behind(sys.stderr) if sys.stderr.isatty() else None
     return run_reference(job, out, device=device, coded_cuts=cuts, progress=progress)
+
+
+def study(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A job, and what varies of it.")],
+    out: OutDir,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Trainings at a time.", show_default="one a core")
+    ] = None,
+    as_json: AsJson = False,
+) -> Answer:
+    """Train one job under several optimizers, treatments, rates and seeds, and compare what they end at.
+
+    After Ctrl-C, the command goes on where it stopped if it is given its old folder.
+
+    \b
+    headway study delay.toml --out studies/delay
+    """
+    import os
+
+    from headway.daemon.base.terminal import behind
+    from headway.daemon.study.study_answer import answer
+
+    progress = behind(sys.stderr) if sys.stderr.isatty() else None
+    return answer(study, out, processes=processes or os.cpu_count() or 1, progress=progress, as_json=as_json)
 
 
 def _say_starting(nodes: int) -> None:

@@ -69,6 +69,18 @@ def parse_job(
     The keys that the text names are added to `named`. open_model: reads the folder of `[model] from`; None: a job that
     names one is refused. model_from: a folder that the text need not name.
     """
+    return job_of(parse_toml(text, source), source, named=named, open_model=open_model, model_from=model_from)
+
+
+def job_of(
+    raw: dict[str, Any],
+    source: str,
+    *,
+    named: set[str] | None = None,
+    open_model: OpenModel | None = None,
+    model_from: str = "",
+) -> JobSpec:
+    """Return the job of parsed TOML, which is used up. Arguments and errors are those of `parse_job`."""
 
     said: set[str] = set() if named is None else named
 
@@ -93,7 +105,6 @@ def parse_job(
                     where(source, (*place, key)),
                 )
 
-    raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
     ignored = _taken_keys(raw, source, has_folder=bool(folder))
     told: _JobFile = read_table(raw, _JobFile, source, check=check_keys)

@@ -6,7 +6,7 @@ a layer, draws a batch and steps an optimizer. It shares nothing that schedules,
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
 from time import perf_counter
@@ -68,6 +68,7 @@ def reference(
     optimizers_from: OptimizerFactory | None = None,
     initial: Callable[[str], dict[str, Tensor]] | None = None,
     adapters: Callable[[str], dict[str, Tensor]] | None = None,
+    last_evaluated: int = 0,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
     If evaluations end the job at boundary S, it is W_S.
@@ -80,7 +81,8 @@ def reference(
     with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
 
     optimizers_from replaces the job's own optimizers. initial: returns a layer's W_0 in fp32; None: the seed says it.
-    adapters: returns those with which a layer begins; None: as `initial`.
+    adapters: returns those with which a layer begins; None: as `initial`. last_evaluated: held-out microbatches of the
+    evaluation after the last update; 0: as the job says.
     Sets the process's threads and determinism (`configure`).
     """
     train, device = job.train, torch.device(device)
@@ -105,7 +107,7 @@ def reference(
         started = perf_counter()
         version = weight_version(b, train.delay) % 2
         model = versions.models[version]
-        eval_loss = _evaluated(job, model, tokens, device) if train.evaluates(b) else None
+        eval_loss = _evaluated(job, model, tokens, device, train.num_evaluated) if train.evaluates(b) else None
         if rule is not None and eval_loss is not None:
             tally = rule.judge(tally, b, eval_loss)
             end = tally.end or train.batches
@@ -113,7 +115,8 @@ def reference(
         norm = versions.step(b, group_sums)
         loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
         known = partial(BatchResult, batch=b, tokens=train.tokens_per_batch, gradient_norm=norm)
-        final = _evaluated(job, versions.models[end % 2], tokens, device) if train.eval_every and b + 1 == end else None
+        number = (last_evaluated or (train.num_evaluated if train.eval_every else 0)) if b + 1 == end else 0
+        final = _evaluated(job, versions.models[end % 2], tokens, device, number) if number else None
         on_batch(known(loss=loss, seconds=seconds, eval_loss=eval_loss, final_eval_loss=final))
     return versions.weights(end)
 
@@ -225,10 +228,12 @@ def _loss(
 
 
 @torch.no_grad()
-def _evaluated(job: "JobSpec", model: dict[str, nn.Module], tokens: TokenShards, device: torch.device) -> float:
-    """Return the mean loss of the held-out microbatches."""
-    number = job.train.num_evaluated
-    losses = [_loss(job, model, tokens.held_out(job.train, i), device, carry={}) for i in range(number)]
+def _evaluated(
+    job: "JobSpec", model: dict[str, nn.Module], tokens: TokenShards, device: torch.device, number: int
+) -> float:
+    """Return the mean loss of so many held-out microbatches."""
+    train = replace(job.train, eval_microbatches=number)
+    losses = [_loss(job, model, tokens.held_out(train, i), device, carry={}) for i in range(number)]
     return _fold(torch.stack(losses).tolist()) / number
 
 

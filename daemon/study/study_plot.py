@@ -1,0 +1,54 @@
+"""Draws a study: for each optimizer what it ends at by rate, and its curves at the best one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.study.study_file import Cell, Study
+from headway.daemon.study.study_results import best
+from headway.daemon.study.study_run import Row, losses_of
+
+_COLOURS: Final = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+"""Safe for the colour-blind: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
+_PANEL_IN: Final = (5.2, 3.2)
+_DPI: Final = 110
+
+
+def draw_study(study: Study, rows: Mapping[Cell, Row], path: Path) -> None:
+    """Write a PNG of a complete study. Raises ConfigError when it cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_IN
+    figure = Figure(figsize=(2 * width, height * len(study.optimizers)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, optimizer in zip(figure.subplots(len(study.optimizers), 2, squeeze=False), study.optimizers, strict=True):
+        _draw_rates(axes[0], study, rows, optimizer)
+        _draw_curves(axes[1], study, rows, optimizer)
+    try:
+        figure.savefig(path, dpi=_DPI, format="png")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error
+
+
+def _draw_rates(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: str) -> None:
+    losses = losses_of(rows)
+    for treatment, colour in zip(study.treatments, _COLOURS * len(study.treatments), strict=False):
+        cells = [Cell(optimizer=optimizer, treatment=treatment, factor=f, seed=study.seeds[0]) for f in study.rates]
+        axes.plot(study.rates, [losses[cell] for cell in cells], "o-", color=colour, label=treatment)
+    axes.set(title=optimizer, xlabel="factor of the rates", ylabel="held-out loss, nats", xscale="log")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_curves(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: str) -> None:
+    factor = best(study, losses_of(rows), optimizer)
+    for treatment, colour in zip(study.treatments, _COLOURS * len(study.treatments), strict=False):
+        for seed in study.seeds:
+            cell = Cell(optimizer=optimizer, treatment=treatment, factor=factor, seed=seed)
+            curve, batches = rows[cell].curve, study.job(cell).train.batches
+            places = [(index + 1) * batches / len(curve) for index in range(len(curve))]
+            label = treatment if seed == study.seeds[0] else None
+            axes.plot(places, curve, color=colour, linewidth=0.9, label=label)
+    axes.set(title=f"{optimizer}, rates × {factor:g}", xlabel="batch", ylabel="training loss, nats", xscale="log")
+    axes.legend(frameon=False, fontsize=8)

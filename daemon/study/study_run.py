@@ -1,0 +1,314 @@
+"""`headway study`: trains the cells of a study, one process each, and writes what they end at.
+
+DIR/results.jsonl has a row for each cell that is done; the same command goes on from there. A row counts as long as the
+file's job of that cell is the same one. DIR/jobs has the job file of each cell: a cluster ends at the same bits.
+"""
+
+import fcntl
+import json
+import math
+import multiprocessing
+import re
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import IO, Final, Self
+
+import msgspec
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.terminal import bar, counted
+from headway.daemon.jobs.changed_keys import job_text
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.plugins import import_plugins
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.local.reference_loop import BatchResult, reference
+from headway.daemon.local.reference_run import folder_here
+from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
+from headway.daemon.node.hardware import find_devices
+from headway.daemon.study.study_file import Cell, Study, read_study
+from headway.daemon.study.study_results import wanted
+from headway.stages.data.token_mixture import open_tokens
+from headway.stages.errors import NonFiniteLossError
+from headway.stages.spec import TrainSpec
+
+RESULTS_NAME: Final = "results.jsonl"
+JOBS_NAME: Final = "jobs"
+HELD_OUT_TOKENS: Final = 1 << 17
+"""Of which each training's loss is the mean, if the data holds so many out."""
+CURVE_POINTS: Final = 100
+"""Of a row, each the mean of as many batches."""
+TIMED_BATCHES: Final = 6
+"""Trained before a new study, to say how long it takes."""
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9.]+")
+POLL_S: Final = 0.5
+LEAST_TIMED_S: Final = 20.0
+"""After so long the time that is left can be told."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one cell ends at."""
+
+    optimizer: str
+    treatment: str
+    factor: float
+    seed: int
+    job: str
+    """SHA-256 of the cell's job file."""
+    loss: float | None
+    """Of held-out text after the last update, nats per token; None: the training diverged."""
+    losses_sha256: str
+    """Of the losses of all batches, as JSON: equal bits have equal ones."""
+    curve: tuple[float, ...]
+    """Training losses, thinned."""
+    seconds: float
+
+    @property
+    def cell(self) -> Cell:
+        """Return the cell that it is of."""
+        return Cell(optimizer=self.optimizer, treatment=self.treatment, factor=self.factor, seed=self.seed)
+
+
+def open_study(path: Path) -> Study:
+    """Return the study of a file, its jobs as `submit` would have them on this machine's CPU. Raises ConfigError."""
+    devices = find_devices("cpu", 0)
+
+    def resolve(spec: JobSpec, named: frozenset[str]) -> JobSpec:
+        return resolve_job(spec, job_file=path, devices=devices, cache_dir=default_cache_dir(), named=named)
+
+    return read_study(path, open_model=model_opener(path.parent), resolve=resolve)
+
+
+def run_study(
+    study: Study, out: Path, *, processes: int, tell: Callable[[str], object], progress: IO[str] | None
+) -> None:
+    """Train what is still wanted. tell: is told first how long it takes. progress: stream for a line that overwrites
+    itself.
+
+    Raises ConfigError: the folder is in use, or cannot be written to. Ctrl-C loses the cells in progress alone.
+    """
+    with _results_file(out) as results:
+        rows = read_results(out / RESULTS_NAME, study)
+        if not (todo := wanted(study, losses_of(rows))):
+            return
+        each_s = statistics.fmean(row.seconds for row in rows.values()) if rows else _timed(study.job(todo[0]))
+        left = study.most_cells - len(rows)
+        many = f"{counted(left, 'training')} at most, {processes} at a time, of {each_s:,.0f} s each"
+        tell(f"{len(rows)} done; {many}: about {_clock(left * each_s / processes)}")
+        with _Pool(processes, progress) as pool:
+            while todo:
+                for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
+                    rows[cell] = _row(cell, study.job(cell), losses, end, seconds)
+                    write_job(out / JOBS_NAME, cell, study.job(cell))
+                    results.write(msgspec.json.encode(rows[cell]) + b"\n")
+                    results.flush()
+                todo = wanted(study, losses_of(rows))
+
+
+def losses_of(rows: Mapping[Cell, Row]) -> dict[Cell, float]:
+    """Return the losses that the cells end at."""
+    return {cell: math.inf if row.loss is None else row.loss for cell, row in rows.items()}
+
+
+def read_results(path: Path, study: Study) -> dict[Cell, Row]:
+    """Return the rows whose job is still the study's. A torn last line does not count. Raises ConfigError."""
+    if not path.exists():
+        return {}
+    rows: dict[Cell, Row] = {}
+    kinds, jobs = {*study.jobs}, dict[Cell, str]()
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = msgspec.json.decode(line, type=Row)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"line {number} is no result of a study: {error}", str(path)) from error
+        cell = row.cell
+        if (cell.optimizer, cell.treatment) in kinds and row.job == jobs.setdefault(cell, _hash(study.job(cell))):
+            rows[cell] = row
+    return rows
+
+
+def train(spec: JobSpec, on_batch: Callable[[BatchResult], None]) -> None:
+    """Train a job in this process, as `headway reference` does. Raises as that."""
+    import_plugins(spec, Path(spec.plugins.data.source))
+    folders = [folder_here(part, default_cache_dir()) for part in spec.data.parts]
+    tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
+    if tokens.validation is None:
+        what = "holds nothing out, and a study compares held-out losses; prepare it with --validation 0.01"
+        raise ConfigError(what, spec.data.parts[0].source)
+    reference(
+        spec,
+        tokens,
+        on_batch=on_batch,
+        initial=initial_weights_of(spec),
+        adapters=initial_adapters_of(spec),
+        last_evaluated=held_out_microbatches(tokens.validation.num_rows(spec.train), spec.train),
+    )
+
+
+def held_out_microbatches(num_rows: int, train: TrainSpec) -> int:
+    """Return how many microbatches each training is compared on, of a split with so many rows."""
+    of_tokens = HELD_OUT_TOKENS // (train.microbatch_size * train.sequence_length)
+    return max(1, min(of_tokens, num_rows // train.microbatch_size))
+
+
+Ended = tuple[list[float], float | None, float]
+"""Losses of all batches, the held-out one after them (None: it diverged), and seconds."""
+_num_batches: "Synchronized[int]"
+"""Of a process of the pool: counts the batches of all."""
+
+
+def _begin(num_batches: "Synchronized[int]") -> None:
+    """Begin a process of the pool. Ctrl-C is for the one that started it."""
+    global _num_batches
+    _num_batches = num_batches
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _trained(spec: JobSpec) -> Ended:
+    """Train a cell in a process of the pool."""
+    losses: list[float] = []
+    end: float | None = None
+
+    def on_batch(result: BatchResult) -> None:
+        nonlocal end
+        losses.append(result.loss)
+        end = result.final_eval_loss
+        with _num_batches.get_lock():
+            _num_batches.value += 1
+
+    started = time.perf_counter()
+    try:
+        train(spec, on_batch)
+    except NonFiniteLossError:
+        end = None
+    return losses, end if end is None or math.isfinite(end) else None, time.perf_counter() - started
+
+
+class _Pool:
+    """Processes that train. A context manager: leaving it early ends them."""
+
+    def __init__(self, processes: int, progress: IO[str] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._num_batches: Synchronized[int] = context.Value("q", 0)
+        self._progress = progress
+        self._pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(self._num_batches,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for process in multiprocessing.active_children():
+                process.kill()
+        self._pool.shutdown(cancel_futures=True)
+        if self._progress is not None:
+            self._progress.write("\r\x1b[K")
+
+    def trained(self, jobs: Mapping[Cell, JobSpec]) -> Iterator[tuple[Cell, Ended]]:
+        """Yield each cell when it is done. Raises ConfigError when a process dies."""
+        cells: dict[Future[Ended], Cell] = {self._pool.submit(_trained, spec): cell for cell, spec in jobs.items()}
+        total, before = sum(spec.train.batches for spec in jobs.values()), self._num_batches.value
+        waiting, started = {*cells}, time.monotonic()
+        while waiting:
+            ended, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            done, seconds = self._num_batches.value - before, time.monotonic() - started
+            left = f"  about {_clock(seconds * (total - done) / done)} left" if done and seconds > LEAST_TIMED_S else ""
+            self._tell(f"{bar(done, total)}  {len(cells) - len(waiting)} of {counted(len(cells), 'training')}{left}")
+            for future in ended:
+                try:
+                    yield cells[future], future.result()
+                except BrokenProcessPool as error:
+                    what = "its process was ended, perhaps for want of memory; go on with fewer --processes"
+                    raise ConfigError(what, cells[future].told) from error
+
+    def _tell(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.write(f"\r{text}\x1b[K")
+            self._progress.flush()
+
+
+class _EnoughError(Exception):
+    """The batches that were to be timed are done."""
+
+
+def _timed(spec: JobSpec) -> float:
+    """Return the seconds that a job takes, by its first batches."""
+    seconds: list[float] = []
+
+    def on_batch(result: BatchResult) -> None:
+        seconds.append(result.seconds)
+        if len(seconds) == TIMED_BATCHES:
+            raise _EnoughError
+
+    with suppress(_EnoughError, NonFiniteLossError):
+        train(spec, on_batch)
+    return statistics.median(seconds) * spec.train.batches
+
+
+def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, seconds: float) -> Row:
+    return Row(
+        optimizer=cell.optimizer,
+        treatment=cell.treatment,
+        factor=cell.factor,
+        seed=cell.seed,
+        job=_hash(spec),
+        loss=end,
+        losses_sha256=losses_sha256(losses),
+        curve=thinned(losses),
+        seconds=round(seconds, 1),
+    )
+
+
+def write_job(folder: Path, cell: Cell, spec: JobSpec) -> None:
+    """Write the job file of a cell. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    name = _UNUSUAL.sub("-", f"{cell.optimizer}-{cell.treatment}-x{cell.factor:g}-seed{cell.seed}")
+    (folder / f"{name}.toml").write_text(f"# {cell.told}\n{job_text(spec)}")
+
+
+def losses_sha256(losses: Sequence[float]) -> str:
+    """Return one hash of all losses: equal for equal bits."""
+    return sha256(json.dumps([*losses]).encode()).hexdigest()
+
+
+def thinned(losses: Sequence[float]) -> tuple[float, ...]:
+    """Return at most CURVE_POINTS means of losses that follow each other."""
+    length = -(-len(losses) // CURVE_POINTS)
+    parts = (losses[start : start + length] for start in range(0, len(losses), max(1, length)))
+    return tuple(round(statistics.fmean(part), 4) for part in parts)
+
+
+def _hash(spec: JobSpec) -> str:
+    return sha256(job_text(spec).encode()).hexdigest()
+
+
+@contextmanager
+def _results_file(out: Path) -> Iterator[IO[bytes]]:
+    """Open the results to be continued, for one process at a time; a torn last line is cut off. Raises ConfigError."""
+    path = out / RESULTS_NAME
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as results:
+            fcntl.flock(results, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            results.seek(0)
+            results.truncate(results.read().rfind(b"\n") + 1)
+            yield results
+    except BlockingIOError as error:
+        raise ConfigError("another study writes here now; wait for it, or name another folder", str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error
+
+
+def _clock(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
