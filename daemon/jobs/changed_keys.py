@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
+from headway.optim.spec import USED_BY_ALL
 
 _WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs")
 _ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
@@ -51,10 +52,19 @@ def values_of(spec: JobSpec) -> dict[str, str]:
     return {key: told for item in _named(spec) for key, told in _in_toml(getattr(spec, item), item).items()}
 
 
-def job_text(spec: JobSpec) -> str:
-    """Return a file of this job: the keys whose values are not the defaults, one a line."""
+def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
+    """Return a file of this job: the keys whose values are not the defaults, one a line. whole: beginnings of keys that
+    it names in any case, if the job uses them.
+    """
     values, usual = values_of(spec), values_of(JobSpec(job=JobSection(name="")))
+    unused = {
+        f"optim.{group}.{name}"
+        for group, of in (("matrices", spec.optim.matrices), ("rest", spec.optim.rest))
+        for name in _named(of)
+        if name not in of.kind.settings | USED_BY_ALL | {"name"}
+    }
     kept = {key for key, value in values.items() if usual.get(key) != value}
+    kept |= {key for key in values if whole and key.startswith(whole)} - unused
     kept |= {f"{key.rpartition('.')[0]}.name" for key in kept if key.startswith(("optim.matrices.", "optim.rest."))}
     if spec.data.sources:
         kept -= {"data.source", "data.sha256"}

@@ -1,7 +1,7 @@
 """`headway study`: trains the cells of a study, one process each, and writes what they end at.
 
-DIR/results.jsonl has a row for each cell that is done; the same command goes on from there. A row counts as long as the
-file's job of that cell is the same one. DIR/jobs has the job file of each cell: a cluster ends at the same bits.
+DIR/results.jsonl has a row for each cell that is done; the same command goes on from there. DIR/jobs has the job file
+of each: a cluster that runs it has its bits.
 """
 
 import fcntl
@@ -25,8 +25,9 @@ import msgspec
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import bar, counted
-from headway.daemon.jobs.changed_keys import job_text
+from headway.daemon.jobs.changed_keys import job_text, values_of
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.reference_loop import BatchResult, reference
@@ -42,6 +43,8 @@ from headway.stages.spec import TrainSpec
 
 RESULTS_NAME: Final = "results.jsonl"
 JOBS_NAME: Final = "jobs"
+WHOLE: Final = ("train.", "optim.")
+"""Sections of which a job file here has every key: their defaults may be others tomorrow."""
 HELD_OUT_TOKENS: Final = 1 << 17
 """Of which each training's loss is the mean, if the data holds so many out."""
 CURVE_POINTS: Final = 100
@@ -62,7 +65,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     factor: float
     seed: int
     job: str
-    """SHA-256 of the cell's job file."""
+    """Its job file, with what is a default today: a row counts as long as the study's job is still the same one."""
     loss: float | None
     """Of held-out text after the last update, nats per token; None: the training diverged."""
     losses_sha256: str
@@ -107,7 +110,7 @@ def run_study(
             while todo:
                 for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
                     rows[cell] = _row(cell, study.job(cell), losses, end, seconds)
-                    write_job(out / JOBS_NAME, cell, study.job(cell))
+                    write_job(out / JOBS_NAME, rows[cell])
                     results.write(msgspec.json.encode(rows[cell]) + b"\n")
                     results.flush()
                 todo = wanted(study, losses_of(rows))
@@ -123,7 +126,6 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
     if not path.exists():
         return {}
     rows: dict[Cell, Row] = {}
-    kinds, jobs = {*study.jobs}, dict[Cell, str]()
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
@@ -132,7 +134,7 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
         except msgspec.MsgspecError as error:
             raise ConfigError(f"line {number} is no result of a study: {error}", str(path)) from error
         cell = row.cell
-        if (cell.optimizer, cell.treatment) in kinds and row.job == jobs.setdefault(cell, _hash(study.job(cell))):
+        if (cell.optimizer, cell.treatment) in study.jobs and is_job(row, study.job(cell), str(path)):
             rows[cell] = row
     return rows
 
@@ -261,7 +263,7 @@ def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, 
         treatment=cell.treatment,
         factor=cell.factor,
         seed=cell.seed,
-        job=_hash(spec),
+        job=job_text(spec, whole=WHOLE),
         loss=end,
         losses_sha256=losses_sha256(losses),
         curve=thinned(losses),
@@ -269,11 +271,19 @@ def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, 
     )
 
 
-def write_job(folder: Path, cell: Cell, spec: JobSpec) -> None:
+def is_job(row: Row, spec: JobSpec, source: str) -> bool:
+    """Return whether a row's cell was trained as this job, wherever its data lay. Raises ConfigError."""
+    was = values_of(parse_job(row.job, source, open_model=model_opener(Path())))
+    return all(
+        was[key] == value for key, value in values_of(spec).items() if key not in ("data.source", "data.sources")
+    )
+
+
+def write_job(folder: Path, row: Row) -> None:
     """Write the job file of a cell. Raises OSError."""
     folder.mkdir(exist_ok=True)
-    name = _UNUSUAL.sub("-", f"{cell.optimizer}-{cell.treatment}-x{cell.factor:g}-seed{cell.seed}")
-    (folder / f"{name}.toml").write_text(f"# {cell.told}\n{job_text(spec)}")
+    name = _UNUSUAL.sub("-", f"{row.optimizer}-{row.treatment}-x{row.factor:g}-seed{row.seed}")
+    (folder / f"{name}.toml").write_text(f"# {row.cell.told}\n{row.job}")
 
 
 def losses_sha256(losses: Sequence[float]) -> str:
@@ -286,10 +296,6 @@ def thinned(losses: Sequence[float]) -> tuple[float, ...]:
     length = -(-len(losses) // CURVE_POINTS)
     parts = (losses[start : start + length] for start in range(0, len(losses), max(1, length)))
     return tuple(round(statistics.fmean(part), 4) for part in parts)
-
-
-def _hash(spec: JobSpec) -> str:
-    return sha256(job_text(spec).encode()).hexdigest()
 
 
 @contextmanager
