@@ -1,10 +1,10 @@
 """What `headway study` says in the end: the tables, and where everything is."""
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from headway.daemon.reports.pipeline_picture import check_drawing
 from headway.daemon.study.study_plot import draw_study
@@ -27,7 +27,7 @@ def answer(path: Path, out: Path, *, processes: int, progress: IO[str] | None, a
     }
     draw_study(study, rows, out / PLOT_NAME)
     if as_json:
-        return [json.dumps({title: [asdict(line) for line in lines] for title, lines in tables.items()})]
+        return [msgspec.json.encode(tables).decode()]
     found: list[str] = []
     for title, lines in tables.items():
         if len(study.rates) > 1 or not found:

@@ -6,7 +6,7 @@ optimizer and one for each treatment. Each cell of the study is a job like any o
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,13 @@ class _Section:
     """Trainings of each kept cell, with the job's seed and those that follow it."""
     rates: tuple[float, ...] = (1.0,)
     """Factors of every learning rate, of which the first seed chooses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """What the file has beside a job."""
+
+    study: _Section = field(default_factory=_Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -93,7 +100,7 @@ def parse_study(
 ) -> Study:
     """Return the study of TOML text. Raises ConfigError at `source:section.key`."""
     raw = parse_toml(text, source)
-    section: _Section = read_table(raw.pop("study", {}), _Section, f"{source}:study")
+    section: _Section = read_table({"study": raw.pop("study", {})}, _File, source).study
     optimizers = _tables(raw.pop("optimizer", None), source, "optimizer", "adamw")
     treatments = _tables(raw.pop("treatment", None), source, "treatment", "sync")
     if not 1 <= section.seeds <= MOST_SEEDS:

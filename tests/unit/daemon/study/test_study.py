@@ -1,0 +1,139 @@
+"""A study's file, the cells that it asks for, and its tables."""
+
+import math
+
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.study.study_file import Cell, Study, parse_study
+from headway.daemon.study.study_results import best, estimate, markdown, table, wanted
+
+TEXT = """
+job.name = "study"
+job.seed = 5
+[study]
+seeds = 3
+rates = [1, 3, 0.3]
+[train]
+batches = 40
+[optimizer.adamw.optim]
+matrices = { name = "adamw", lr = 1e-3 }
+rest = { name = "adamw", lr = 2e-3 }
+[optimizer.muon]
+[treatment.sync.train]
+schedule = "gpipe"
+[treatment.delay.optim]
+error_feedback = 0
+[treatment."half EF".optim]
+error_feedback = 0.5
+"""
+COSTS = {"sync": 0.0, "delay": 0.4, "half EF": 0.1}
+
+
+def loss_of(cell: Cell, *, best_of: dict[str, float] | None = None) -> float:
+    """A made-up loss: least at one factor of each treatment, and of each seed a little higher."""
+    middle = (best_of or {}).get(cell.treatment, 1.0)
+    return 2.0 + COSTS[cell.treatment] + abs(math.log(cell.factor / middle)) / 10 + cell.seed / 100
+
+
+def completed(study: Study, **changes: dict[str, float]) -> tuple[dict[Cell, float], list[int]]:
+    """Train, so to speak, until nothing is wanted; return the losses, and how many cells each round had."""
+    losses: dict[Cell, float] = {}
+    rounds = []
+    while todo := wanted(study, losses):
+        rounds.append(len(todo))
+        losses |= {cell: loss_of(cell, **changes) for cell in todo}
+    return losses, rounds
+
+
+def test_cells_are_jobs_with_the_keys_of_both_tables() -> None:
+    study = parse_study(TEXT)
+    assert study.seeds == (5, 6, 7) and study.rates == (0.3, 1.0, 3.0)
+    spec = study.job(Cell(optimizer="adamw", treatment="half EF", factor=0.3, seed=6))
+    assert (spec.job.seed, spec.train.schedule, spec.train.batches) == (6, "2bw", 40)
+    assert (spec.optim.matrices.lr, spec.optim.rest.lr, spec.optim.error_feedback) == (3e-4, 6e-4, 0.5)
+    assert study.job(Cell(optimizer="muon", treatment="sync", factor=1.0, seed=5)).train.schedule == "gpipe"
+
+
+def test_an_optimizer_takes_no_setting_of_another_one() -> None:
+    """A table with a name replaces the one of the job below it; one without is laid over it."""
+    below = "optim.matrices = { name = 'muon', momentum = 0.9 }\n" + TEXT
+    study = parse_study(below + "\n[optimizer.slow.optim.matrices]\nweight_decay = 0.5\n")
+    assert study.jobs["slow", "sync"].optim.matrices.momentum == 0.9
+    assert study.jobs["slow", "sync"].optim.matrices.weight_decay == 0.5
+    assert study.jobs["adamw", "sync"].optim.matrices.name == "adamw"
+
+
+def test_rates_are_chosen_with_the_first_seed_and_then_all_seeds_trained() -> None:
+    """Two optimizers, three treatments, three rates; two more seeds at the best rate, which all share here."""
+    study = parse_study(TEXT)
+    losses, rounds = completed(study)
+    assert rounds == [18, 12] and len(losses) == 30 <= study.most_cells
+
+
+def test_a_treatment_is_compared_at_the_rate_of_the_first_one_and_at_its_own() -> None:
+    study = parse_study(TEXT)
+    best_of = {"delay": 0.3}
+    losses, rounds = completed(study, best_of=best_of)
+    assert rounds == [18, 16]
+    assert (best(study, losses, "muon"), best(study, losses, "muon", "delay")) == (1.0, 0.3)
+    shared = next(line for line in table(study, losses) if line.treatment == "delay")
+    own = next(line for line in table(study, losses, own_rates=True) if line.treatment == "delay")
+    assert (shared.factor, own.factor) == (1.0, 0.3)
+    assert shared.gap.mean == pytest.approx(0.4 + math.log(1 / 0.3) / 10) and own.gap.mean == pytest.approx(0.4)
+
+
+def test_gaps_and_shares_are_paired_by_seed() -> None:
+    """Seeds that differ by more than the gap leave no interval, since each is compared with itself."""
+    study = parse_study(TEXT)
+    losses, _ = completed(study)
+    sync, delay, half = table(study, losses)[:3]
+    assert sync.recovered is None and delay.recovered is None and sync.gap.mean == 0
+    assert half.recovered is not None
+    assert half.recovered.mean == pytest.approx(0.75) and half.recovered.half == pytest.approx(0, abs=1e-9)
+    assert half.gap.excludes_0 and markdown([half])[-1].endswith("| 1 | 2.1600 | +0.1000 ± 0.0000 | 75% ± 0% |")
+
+
+def test_an_interval_is_students() -> None:
+    """scipy.stats.t.interval(0.9, 2, loc=2, scale=scipy.stats.sem([1, 2, 3]))[1] − 2"""
+    assert estimate([1.0, 2.0, 3.0]).half == pytest.approx(1.6859, abs=1e-3)
+    assert math.isnan(estimate([1.0]).half) and not estimate([1.0, -0.5, 0.2]).excludes_0
+
+
+def test_a_diverged_training_is_never_the_best() -> None:
+    study = parse_study(TEXT)
+    losses, _ = completed(study)
+    losses[Cell(optimizer="muon", treatment="sync", factor=1.0, seed=5)] = math.inf
+    assert best(study, losses, "muon") != 1.0
+
+
+def test_no_share_of_a_gap_that_is_none() -> None:
+    study = parse_study(TEXT.replace("rates = [1, 3, 0.3]", ""))
+    losses = dict.fromkeys(completed(study)[0], 2.0)
+    assert all(line.recovered is None for line in table(study, losses))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("[optimizer.muon]", "[optimizer]\nmuon = 3"), "study:optimizer.muon: expected a table"),
+        (("seeds = 3", "seeds = 0"), "study:study.seeds: must be from 1 to 100, is 0"),
+        (("rates = [1, 3, 0.3]", "rates = [1, 1]"), "study:study.rates: expected factors above 0, each once"),
+        (("rates = [1, 3, 0.3]", "rates = [-1]"), "study:study.rates: expected factors above 0"),
+        (("seeds = 3", "seed = 3"), "study:study.seed: unknown key; did you mean `seeds`?"),
+        (("error_feedback = 0.5", "error_feedbck = 0.5"), "did you mean `error_feedback`?"),
+        (("batches = 40", "batches = 0"), "study (adamw, sync):train.batches: must be"),
+        ((TEXT[TEXT.index("[treatment.sync") :], ""), "a study has at least one table [treatment.NAME]"),
+    ],
+)
+def test_errors_name_the_place(change: tuple[str, str], says: str) -> None:
+    assert change[0] in TEXT
+    with pytest.raises(ConfigError) as caught:
+        parse_study(TEXT.replace(*change))
+    assert says in str(caught.value)
+
+
+def test_a_study_has_a_limit() -> None:
+    many = "".join(f'[treatment.t{i}.job]\nname = "t"\n' for i in range(100))
+    with pytest.raises(ConfigError, match="comes to 41,406 trainings; the maximum is 10,000"):
+        parse_study(TEXT.replace("seeds = 3", "seeds = 100") + many)
