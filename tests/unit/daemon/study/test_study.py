@@ -48,7 +48,8 @@ def completed(study: Study, **changes: dict[str, float]) -> tuple[dict[Cell, flo
 
 def test_cells_are_jobs_with_the_keys_of_both_tables() -> None:
     study = parse_study(TEXT)
-    assert study.seeds == (5, 6, 7) and study.rates == (0.3, 1.0, 3.0)
+    assert study.seeds == (5, 6, 7)
+    assert study.rates == (0.3, 1.0, 3.0)
     spec = study.job(Cell(optimizer="adamw", treatment="half EF", factor=0.3, seed=6))
     assert (spec.job.seed, spec.train.schedule, spec.train.batches) == (6, "2bw", 40)
     assert (spec.optim.matrices.lr, spec.optim.rest.lr, spec.optim.error_feedback) == (3e-4, 6e-4, 0.5)
@@ -68,7 +69,8 @@ def test_rates_are_chosen_with_the_first_seed_and_then_all_seeds_trained() -> No
     """Two optimizers, three treatments, three rates; two more seeds at the best rate, which all share here."""
     study = parse_study(TEXT)
     losses, rounds = completed(study)
-    assert rounds == [18, 12] and len(losses) == 30 <= study.most_cells
+    assert rounds == [18, 12]
+    assert len(losses) == 30 <= study.most_cells
 
 
 def test_a_treatment_is_compared_at_the_rate_of_the_first_one_and_at_its_own() -> None:
@@ -80,7 +82,8 @@ def test_a_treatment_is_compared_at_the_rate_of_the_first_one_and_at_its_own() -
     shared = next(line for line in table(study, losses) if line.treatment == "delay")
     own = next(line for line in table(study, losses, own_rates=True) if line.treatment == "delay")
     assert (shared.factor, own.factor) == (1.0, 0.3)
-    assert shared.gap.mean == pytest.approx(0.4 + math.log(1 / 0.3) / 10) and own.gap.mean == pytest.approx(0.4)
+    assert shared.gap.mean == pytest.approx(0.4 + math.log(1 / 0.3) / 10)
+    assert own.gap.mean == pytest.approx(0.4)
 
 
 def test_gaps_and_shares_are_paired_by_seed() -> None:
@@ -88,16 +91,21 @@ def test_gaps_and_shares_are_paired_by_seed() -> None:
     study = parse_study(TEXT)
     losses, _ = completed(study)
     sync, delay, half = table(study, losses)[:3]
-    assert sync.recovered is None and delay.recovered is None and sync.gap.mean == 0
+    assert sync.recovered is None
+    assert delay.recovered is None
+    assert sync.gap.mean == 0
     assert half.recovered is not None
-    assert half.recovered.mean == pytest.approx(0.75) and half.recovered.half == pytest.approx(0, abs=1e-9)
-    assert half.gap.excludes_0 and markdown([half])[-1].endswith("| 1 | 2.1600 | +0.1000 ± 0.0000 | 75% ± 0% |")
+    assert half.recovered.mean == pytest.approx(0.75)
+    assert half.recovered.half == pytest.approx(0, abs=1e-9)
+    assert half.gap.excludes_0
+    assert markdown([half])[-1].endswith("| 1 | 2.1600 | +0.1000 ± 0.0000 | 75% ± 0% |")
 
 
 def test_an_interval_is_students() -> None:
     """scipy.stats.t.interval(0.9, 2, loc=2, scale=scipy.stats.sem([1, 2, 3]))[1] − 2"""
     assert estimate([1.0, 2.0, 3.0]).half == pytest.approx(1.6859, abs=1e-3)
-    assert math.isnan(estimate([1.0]).half) and not estimate([1.0, -0.5, 0.2]).excludes_0
+    assert math.isnan(estimate([1.0]).half)
+    assert not estimate([1.0, -0.5, 0.2]).excludes_0
 
 
 def test_a_diverged_training_is_never_the_best() -> None:
