@@ -1,0 +1,160 @@
+"""What theory says of a delay of one, in closed form, and what the optimizers here do.
+
+Quadratics are ½·a·w², with SGD at rate 1: the gradient is a·w, so `a` is rate times curvature.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.spec import GroupSpec, OptimSpec
+
+SGD = GroupSpec(name="sgd", lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0)
+
+
+def trajectory(
+    group: GroupSpec,
+    start: Tensor,
+    gradient: Callable[[Tensor, int], Tensor],
+    *,
+    batches: int,
+    delay: int,
+    alpha: float,
+) -> list[Tensor]:
+    """Return W_0 … W_B at a constant rate, by gradients of W_{max(0, b−d)}."""
+    spec = OptimSpec(matrices=group, error_feedback=alpha, lr_schedule="constant", warmup_batches=0)
+    sets = [{"weight": start.clone()} for _ in range(2)]
+    optimizer = optimizer_factory(spec, num_batches=batches, delay=delay)("block.0", sets[0])
+    found = [start.clone()]
+    for b in range(batches):
+        stale = found[max(0, b - delay)]
+        optimizer.step(b, current=sets[b % 2], target=sets[(b + 1) % 2], gradients={"weight": gradient(stale, b)})
+        found.append(sets[(b + 1) % 2]["weight"].clone())
+    return found
+
+
+def growth(a: float, *, delay: int, alpha: float, batches: int = 1200) -> float:
+    """Return the factor a step by which |w| changes in the end, of a quadratic of curvature `a`."""
+    start = torch.ones(1, 1)
+    path = torch.cat(trajectory(SGD, start, lambda w, _: a * w, batches=batches, delay=delay, alpha=alpha)).abs()
+    # The two halves' largest values: an oscillation has the same phase in none of them.
+    half = batches // 2
+    return float(path[half:].max() / path[:half].max()) ** (1 / half)
+
+
+def limit_with_error_feedback(alpha: float) -> float:
+    """Return the largest stable `a` at a delay of one.
+
+    W_{b+1} = W_b − a·((1 + α)·W_{b−1} − α·W_{b−2}) has the polynomial z³ − z² + a(1 + α)·z − aα, whose roots are in the
+    unit circle, by Jury's criterion, if 1 − (aα)² > a. At α → 0 that is a < 1, the limit without Error Feedback.
+    """
+    return (math.sqrt(1 + 4 * alpha**2) - 1) / (2 * alpha**2)
+
+
+@pytest.mark.parametrize(
+    ("delay", "alpha", "limit"),
+    [
+        (0, 0.0, 2.0),
+        (1, 0.0, 1.0),
+        (1, 0.5, limit_with_error_feedback(0.5)),
+        (1, 1.0, limit_with_error_feedback(1.0)),
+        (1, 1.5, limit_with_error_feedback(1.5)),
+    ],
+)
+def test_the_largest_stable_rate(delay: int, alpha: float, limit: float) -> None:
+    """2 % below the limit a quadratic shrinks, 2 % above it grows. A delay halves it, Error Feedback lowers it more."""
+    assert growth(0.98 * limit, delay=delay, alpha=alpha) < 1
+    assert growth(1.02 * limit, delay=delay, alpha=alpha) > 1
+
+
+@pytest.mark.parametrize("a", [0.01, 0.03, 0.1])
+def test_error_feedback_is_right_to_one_more_order(a: float) -> None:
+    """At a small rate the synchronous factor is 1 − a. A delay's lies a² below it, with Error Feedback a³ at most."""
+    batches = round(8 / a)
+
+    def factor(delay: int, alpha: float) -> float:
+        path = trajectory(SGD, torch.ones(1, 1), lambda w, _: a * w, batches=batches, delay=delay, alpha=alpha)
+        return float(path[-1] / path[-1 - batches // 2]) ** (1 / (batches // 2))
+
+    assert factor(1, 0.0) == pytest.approx(1 - a - a**2, abs=3 * a**3)
+    assert factor(1, 1.0) == pytest.approx(1 - a, abs=2 * a**3)
+
+
+def test_one_huge_gradient_stays_in_adamws_denominator() -> None:
+    """All gradients are 1, but one coordinate's once is G. With v ≈ 1 + (1 − β₂)·G²·β₂^k the step after k more batches
+    is 1/√v of the usual one: less than half of it until k = ln((1 − β₂)·G²/3) / −ln β₂, of 190 batches here.
+
+    Muon divides by nothing that it remembers: its step is always the usual one, but for the iteration's own error.
+    """
+    huge, at, beta = 1e3, 100, 0.95
+
+    def gradient(_: Tensor, b: int) -> Tensor:
+        return torch.diag(torch.tensor([huge if b == at else 1.0, 1.0]))
+
+    def steps(group: GroupSpec) -> Tensor:
+        path = trajectory(group, torch.zeros(2, 2), gradient, batches=at + 300, delay=0, alpha=0.0)
+        return torch.stack([after[0, 0] - before[0, 0] for before, after in pairwise(path)]).abs()
+
+    adamw = steps(GroupSpec(name="adamw", lr=1.0, betas=(0.9, beta), weight_decay=0.0))
+    usual = adamw[at - 1]
+    is_small = (adamw[at + 1 :] < usual / 2).tolist()
+    last = max(k for k, small in enumerate(is_small, start=1) if small)
+    assert last == pytest.approx(math.log((1 - beta) * huge**2 / 3) / -math.log(beta), abs=2)
+
+    muon = steps(GroupSpec(name="muon", lr=1.0, weight_decay=0.0))
+    assert muon[at + 1 :].min() > 0.6 * muon[at - 1]
+    assert muon[at + 1 :].max() < 1.7 * muon[at - 1]
+
+
+def hamiltonian(*, delay: int, alpha: float, lr: float = 0.1, batches: int = 400) -> list[float]:
+    """Fit a linear map by Muon without Nesterov, by full batches; return H_1 … H_B.
+
+    H_b = f(W_b) + lr·μ/(1 − μ)·‖m_b‖_*, in the spirit of arXiv 2605.23871. By the convexity of the nuclear norm an
+    update adds at most −lr·‖m‖_* + L·lr²·n/2 to it, for a curvature of at most L and n rows; at a delay of 1 it adds
+    + 3·L·lr²·n/2, since the gradient is that of a point one update away. So H falls until m is small; f need not.
+    """
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(64, 16, generator=generator)
+    y = x @ torch.randn(16, 16, generator=generator)
+    momentum = 0.9
+
+    def gradient(w: Tensor, _: int) -> Tensor:
+        return 2 * (x @ w.T - y).T @ x / y.numel()
+
+    group = GroupSpec(name="muon", lr=lr, momentum=momentum, nesterov=False, weight_decay=0.0)
+    path = trajectory(group, torch.zeros(16, 16), gradient, batches=batches, delay=delay, alpha=alpha)
+    m, energies = torch.zeros(16, 16), []
+    for b in range(batches):
+        m = momentum * m + (1 - momentum) * gradient(path[max(0, b - delay)], b)
+        kinetic = lr * momentum / (1 - momentum) * torch.linalg.matrix_norm(m, "nuc")
+        energies.append(((x @ path[b + 1].T - y).square().mean() + kinetic).item())
+    return energies
+
+
+SETTLED = 100
+"""Batches after which each run is near the level at which it stays."""
+
+
+def test_muons_hamiltonian_falls_until_the_level_of_its_rate() -> None:
+    """Without a delay each update lowers it, once the first two have filled the momentum."""
+    energies = hamiltonian(delay=0, alpha=0.0)[2:SETTLED]
+    assert all(after < before for before, after in pairwise(energies))
+
+
+def test_a_delay_lifts_that_level_and_error_feedback_takes_most_of_it_back() -> None:
+    """Above the level the three runs are alike: so a delay costs little where the rate falls in the end."""
+
+    def level(delay: int, alpha: float) -> float:
+        return statistics.fmean(hamiltonian(delay=delay, alpha=alpha)[-150:])
+
+    sync, delayed, corrected = level(0, 0.0), level(1, 0.0), level(1, 1.0)
+    assert delayed > 5 * sync
+    assert (delayed - corrected) / (delayed - sync) == pytest.approx(0.6, abs=0.1)
+    begins = [hamiltonian(delay=d, alpha=alpha)[40] for d, alpha in ((0, 0.0), (1, 0.0), (1, 1.0))]
+    assert max(begins) < 1.05 * min(begins)
