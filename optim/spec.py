@@ -195,6 +195,9 @@ class OptimSpec:
     """Dtype of the last update between updates."""
     lr_schedule: Kind = "cosine"
     warmup_batches: Annotated[int, (0, 2**31 - 1, "a boundary's number has 31 bits")] = 20
+    """Where a file leaves it out, `warmup_share` decides."""
+    warmup_share: Annotated[float, (0, 0.9, "the rate would hardly do anything but rise")] = 0.1
+    """Share of the schedule's batches in which the rate rises."""
     lr_floor: Annotated[float, (0, 1, "it is a share of the rate")] = 0.0
     """Share of the rate at which cosine and wsd end."""
     schedule_batches: Annotated[int, (0, 2**31 - 1, "a boundary's number has 31 bits")] = 0

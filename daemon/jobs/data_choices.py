@@ -148,22 +148,21 @@ def check_agreement(found: "Sequence[tuple[str, ShardIndex]]", source: str, trai
 
 
 _WARMUP: Final = "optim.warmup_batches"
-_WARMUP_SHARE: Final = 5
-"""A short job that leaves the warm-up out has this part of its batches as warm-up: one fifth."""
 
 
 def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None = None) -> JobSpec:
-    """Return the job with the warm-up that its file leaves out, shorter if the default takes the whole job.
+    """Return the job with the warm-up that its file leaves out: a share of its schedule.
 
     named: the keys of its file; None: all. Raises ConfigError for a warm-up without an end, and for a schedule whose
     end is unknown, beyond the job or followed by nothing.
     """
     optim, batches = spec.optim, spec.train.batches
-    if named is not None and optim.warmup_batches >= batches:
-        if _WARMUP in named:
-            what = f"{optim.warmup_batches} batches of warm-up are all {batches} of the job: the rate would only rise"
-            raise ConfigError(f"{what}; set it to {batches // _WARMUP_SHARE}, or train.batches higher", _at(source))
-        optim = replace(optim, warmup_batches=batches // _WARMUP_SHARE)
+    if named is not None and _WARMUP in named and optim.warmup_batches >= batches:
+        what = f"{optim.warmup_batches} batches of warm-up are all {batches} of the job: the rate would only rise"
+        raise ConfigError(f"{what}; leave it out, or set train.batches higher", _at(source))
+    if named is not None and _WARMUP not in named:
+        length = min(optim.schedule_batches or batches, batches)
+        optim = replace(optim, warmup_batches=round(optim.warmup_share * length))
     if why := _why_no_end(spec):
         raise ConfigError(why, _at(source, "after_end" if optim.after_end else "schedule_batches"))
     return replace(spec, optim=optim)

@@ -99,8 +99,8 @@ def reference(
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     versions = _Versions(job, master, frozen, make_optimizer)
     cuts = {name: _CodedCut(job) for name in coded_cuts}
-
     rule, tally, end = StopRule.of(train), EvaluationTally(), train.batches
+    last = last_evaluated or (train.num_evaluated if train.eval_every else 0)
     for b in range(train.batches):
         if b == end:
             break
@@ -115,8 +115,7 @@ def reference(
         norm = versions.step(b, group_sums)
         loss, seconds = _fold(losses) / train.microbatches, perf_counter() - started
         known = partial(BatchResult, batch=b, tokens=train.tokens_per_batch, gradient_norm=norm)
-        number = (last_evaluated or (train.num_evaluated if train.eval_every else 0)) if b + 1 == end else 0
-        final = _evaluated(job, versions.models[end % 2], tokens, device, number) if number else None
+        final = _evaluated(job, versions.models[end % 2], tokens, device, last) if last and b + 1 == end else None
         on_batch(known(loss=loss, seconds=seconds, eval_loss=eval_loss, final_eval_loss=final))
     return versions.weights(end)
 

@@ -320,7 +320,7 @@ def test_a_schedule_past_its_end_asks_what_follows() -> None:
 @pytest.mark.parametrize(
     ("optim", "why"),
     [
-        ({"warmup_batches": 150}, r"warmup_batches: 150 batches of warm-up are all 150 of the job.*set it to 30"),
+        ({"warmup_batches": 150}, r"warmup_batches: 150 batches of warm-up are all 150 of the job.*leave it out"),
         ({"warmup_batches": 1500}, r"1500 batches of warm-up are all 150 of the job"),
         ({"after_end": "floor"}, r"after_end: needs schedule_batches"),
         ({"schedule_batches": 100}, r"schedule_batches: what follows batch 100"),
@@ -337,11 +337,18 @@ def test_a_schedule_that_cannot_be_meant_is_refused(optim: dict[str, Any], why: 
         with_schedule(spec, "job.toml", named={f"optim.{key}" for key in optim})
 
 
-def test_a_short_job_that_leaves_the_warm_up_out_has_a_shorter_one() -> None:
-    """10 batches: 2 of warm-up, for the default of 20 would be all of the job."""
-    short = replace(SPEC, train=replace(SPEC.train, batches=10))
-    assert with_schedule(short, "job.toml", named=()).optim.warmup_batches == 2
-    assert with_schedule(short, "job.toml") == short, "a record leaves nothing open"
+@pytest.mark.parametrize(
+    ("batches", "optim", "warmup"), [(10, {}, 1), (1000, {}, 100), (4, {}, 0), (150, {"warmup_share": 0.0}, 0)]
+)
+def test_a_job_that_leaves_the_warm_up_out_has_a_tenth_of_its_schedule(
+    batches: int, optim: dict[str, Any], warmup: int
+) -> None:
+    """Of its length, or of the schedule's if that is shorter; another share if the file names one."""
+    spec = replace(SPEC, train=replace(SPEC.train, batches=batches), optim=replace(SPEC.optim, **optim))
+    assert with_schedule(spec, "job.toml", named=()).optim.warmup_batches == warmup
+    assert with_schedule(spec, "job.toml") == spec, "a record leaves nothing open"
+    short = replace(spec.optim, schedule_batches=batches // 2, after_end="floor", lr_floor=0.1)
+    assert with_schedule(replace(spec, optim=short), "job.toml", named=()).optim.warmup_batches == round(warmup / 2)
 
 
 def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:
