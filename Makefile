@@ -1,5 +1,5 @@
 # The whole interface: setup, check, quick, test, test-all, pages, faults, machines, blocks, systemd, prometheus, soak, endurance,
-# fuzz, s3, mutants, bench, gpu, proto, demo, clean.
+# fuzz, s3, study, mutants, bench, gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check quick test test-all pages faults machines blocks image systemd prometheus soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check quick test test-all pages faults machines blocks image systemd prometheus soak endurance fuzz s3 study mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -90,6 +90,14 @@ systemd: setup
 prometheus: setup
 	@which prometheus promtool >/dev/null || { echo "apt-get install prometheus brings prometheus and promtool" >&2; exit 1; }
 	$(BIN)/python -m pytest -v tests/integration/cli/test_prometheus.py tests/integration/cli/test_metrics.py
+
+# The study of docs/delay.md, in pieces: interrupted, it goes on where it was. STUDY=delay-quick is ten minutes of it.
+STUDY ?= delay
+study: setup
+	test -d build/study-data || $(BIN)/headway data prepare --out build/study-data --validation 0.02 \
+	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/[!t]*.py" \
+	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/[!lst_]*/**/*.py"
+	$(BIN)/headway study docs/studies/$(STUDY).toml --out docs/studies/$(STUDY)
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

@@ -18,6 +18,8 @@ from headway.daemon.jobs.typed_toml import parse_toml, read_table, read_text
 MOST_CELLS: Final = 10_000
 """Of one study; each is a whole training."""
 MOST_SEEDS: Final = 100
+MOST_RATES: Final = 4
+"""Rates that are tried until the best one is found, as a rule: the middle, its neighbours, and one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class _Section:
     seeds: int = 3
     """Trainings of each kept cell, with the job's seed and those that follow it."""
     rates: tuple[float, ...] = (1.0,)
-    """Factors of every learning rate, of which the first seed chooses."""
+    """Factors of every learning rate, among which the first seed looks for the best, from the middle outwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,9 @@ class Study:
 
     @property
     def most_cells(self) -> int:
-        """Return the cells that it can come to."""
-        kinds = len(self.optimizers) * len(self.treatments)
-        return kinds * (len(self.rates) + 2 * (len(self.seeds) - 1))
+        """Return the cells that it comes to if each kind tries up to MOST_RATES rates, and keeps two of them."""
+        kept = min(2, len(self.rates)) * (len(self.seeds) - 1)
+        return len(self.jobs) * (min(MOST_RATES, len(self.rates)) + kept)
 
 
 Resolve = Callable[[JobSpec, frozenset[str]], JobSpec]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.study.study_file import Cell, Study
-from headway.daemon.study.study_results import best
+from headway.daemon.study.study_results import best, tried
 from headway.daemon.study.study_run import Row, losses_of
 
 _COLOURS: Final = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
@@ -35,8 +35,8 @@ def draw_study(study: Study, rows: Mapping[Cell, Row], path: Path) -> None:
 def _draw_rates(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: str) -> None:
     losses = losses_of(rows)
     for treatment, colour in zip(study.treatments, _COLOURS * len(study.treatments), strict=False):
-        cells = [Cell(optimizer=optimizer, treatment=treatment, factor=f, seed=study.seeds[0]) for f in study.rates]
-        axes.plot(study.rates, [losses[cell] for cell in cells], "o-", color=colour, label=treatment)
+        of_rate = tried(study, losses, optimizer, treatment)
+        axes.plot([*of_rate], [*of_rate.values()], "o-", color=colour, label=treatment)
     axes.set(title=optimizer, xlabel="factor of the rates", ylabel="held-out loss, nats", xscale="log")
     axes.legend(frameon=False, fontsize=8)
 

@@ -49,30 +49,43 @@ class Line:
 
 
 def wanted(study: Study, losses: Losses) -> list[Cell]:
-    """Return the cells that are to be trained now: every rate with the first seed, and then, of the rates that are best
-    without the delay and for each treatment itself, the other seeds. Empty: the study is complete.
+    """Return the cells that are to be trained now: with the first seed rates from the middle outwards, until the best
+    one has worse neighbours on both sides or there is none; then the other seeds, at the rates that are best for the
+    first treatment and for each itself. Empty: the study is complete.
     """
-    first, *others = study.seeds
-    kinds = [*study.jobs]
+    first = study.seeds[0]
     tuning = [
-        Cell(optimizer=o, treatment=t, factor=f, seed=first) for f in _from_the_middle(study.rates) for o, t in kinds
+        Cell(optimizer=o, treatment=t, factor=factor, seed=first)
+        for o, t in study.jobs
+        for factor in _untried(study, tried(study, losses, o, t))
     ]
-    if missing := [cell for cell in tuning if cell not in losses]:
-        return missing
+    if tuning:
+        return tuning
     kept = dict.fromkeys(
-        (o, t, factor) for o, t in kinds for factor in (best(study, losses, o), best(study, losses, o, t))
+        (o, t, factor) for o, t in study.jobs for factor in (best(study, losses, o), best(study, losses, o, t))
     )
-    repeated = [Cell(optimizer=o, treatment=t, factor=f, seed=seed) for seed in others for o, t, f in kept]
+    repeated = [Cell(optimizer=o, treatment=t, factor=f, seed=seed) for seed in study.seeds for o, t, f in kept]
     return [cell for cell in repeated if cell not in losses]
 
 
 def best(study: Study, losses: Losses, optimizer: str, treatment: str = "") -> float:
     """Return the factor of the rates with which the first seed ends lowest, under the first treatment or another."""
-    of = treatment or study.treatments[0]
-    return min(
-        study.rates,
-        key=lambda factor: losses[Cell(optimizer=optimizer, treatment=of, factor=factor, seed=study.seeds[0])],
-    )
+    of_rate = tried(study, losses, optimizer, treatment or study.treatments[0])
+    return min(of_rate, key=of_rate.__getitem__)
+
+
+def tried(study: Study, losses: Losses, optimizer: str, treatment: str) -> dict[float, float]:
+    """Return the losses of the first seed by factor."""
+    cells = {f: Cell(optimizer=optimizer, treatment=treatment, factor=f, seed=study.seeds[0]) for f in study.rates}
+    return {factor: losses[cell] for factor, cell in cells.items() if cell in losses}
+
+
+def _untried(study: Study, of_rate: Mapping[float, float]) -> list[float]:
+    """Return the factors that come next: the middle one, then those beside the best."""
+    if not of_rate:
+        return [study.rates[(len(study.rates) - 1) // 2]]
+    place = study.rates.index(min(of_rate, key=of_rate.__getitem__))
+    return [factor for factor in study.rates[max(0, place - 1) : place + 2] if factor not in of_rate]
 
 
 def table(study: Study, losses: Losses, *, own_rates: bool = False) -> list[Line]:
@@ -116,12 +129,6 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, math.nan)
     t = _T_90[min(len(values) - 1, len(_T_90)) - 1]
     return Estimate(mean, t * statistics.stdev(values) / math.sqrt(len(values)))
-
-
-def _from_the_middle(rates: Sequence[float]) -> list[float]:
-    """Return the rates, those that are most likely the best first: an interrupted study has something to say."""
-    middle = (len(rates) - 1) / 2
-    return [rates[index] for index in sorted(range(len(rates)), key=lambda index: abs(index - middle))]
 
 
 def markdown(lines: Iterable[Line]) -> list[str]:

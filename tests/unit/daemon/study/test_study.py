@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.study.study_file import Cell, Study, parse_study
-from headway.daemon.study.study_results import best, estimate, markdown, table, wanted
+from headway.daemon.study.study_results import best, estimate, markdown, table, tried, wanted
 
 TEXT = """
 job.name = "study"
@@ -69,7 +69,7 @@ def test_rates_are_chosen_with_the_first_seed_and_then_all_seeds_trained() -> No
     """Two optimizers, three treatments, three rates; two more seeds at the best rate, which all share here."""
     study = parse_study(TEXT)
     losses, rounds = completed(study)
-    assert rounds == [18, 12]
+    assert rounds == [6, 12, 12]
     assert len(losses) == 30 <= study.most_cells
 
 
@@ -77,13 +77,22 @@ def test_a_treatment_is_compared_at_the_rate_of_the_first_one_and_at_its_own() -
     study = parse_study(TEXT)
     best_of = {"delay": 0.3}
     losses, rounds = completed(study, best_of=best_of)
-    assert rounds == [18, 16]
+    assert rounds == [6, 12, 16]
     assert (best(study, losses, "muon"), best(study, losses, "muon", "delay")) == (1.0, 0.3)
     shared = next(line for line in table(study, losses) if line.treatment == "delay")
     own = next(line for line in table(study, losses, own_rates=True) if line.treatment == "delay")
     assert (shared.factor, own.factor) == (1.0, 0.3)
     assert shared.gap.mean == pytest.approx(0.4 + math.log(1 / 0.3) / 10)
     assert own.gap.mean == pytest.approx(0.4)
+
+
+def test_rates_are_tried_from_the_middle_until_the_best_has_worse_neighbours() -> None:
+    """Five rates: three where the middle is best, one more for each step to the side."""
+    study = parse_study(TEXT.replace("rates = [1, 3, 0.3]", "rates = [0.1, 0.3, 1, 3, 10]"))
+    losses, _ = completed(study, best_of={"sync": 1.0, "delay": 0.3, "half EF": 10.0})
+    for treatment, tried_rates in (("sync", [0.3, 1, 3]), ("delay", [0.1, 0.3, 1, 3]), ("half EF", [0.3, 1, 3, 10])):
+        assert [*tried(study, losses, "muon", treatment)] == tried_rates
+    assert best(study, losses, "muon", "half EF") == 10
 
 
 def test_gaps_and_shares_are_paired_by_seed() -> None:
