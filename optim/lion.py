@@ -6,10 +6,9 @@ Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXi
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from headway.optim.eager import EagerOptimizer
+from headway.optim.eager import EagerOptimizer, buffer
 
 
 class Lion(EagerOptimizer):
@@ -30,21 +29,9 @@ class Lion(EagerOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody has a closure here
-        """One update of every parameter that has a gradient."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_tensor(parameter, parameter.grad, group)
-
     def _step_tensor(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
-        state = self.state[weight]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
-        average: Tensor = state["exp_avg"]
+        average = buffer(self.state[weight], "exp_avg", gradient)
         direction = average.lerp(gradient, 1 - beta1).sign_()
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(direction, alpha=-group["lr"])

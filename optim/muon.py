@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from headway.optim.eager import EagerOptimizer
+from headway.optim.eager import EagerOptimizer, buffer, matrix_only
 from headway.optim.step_count import STEPS
 
 # Orthogonalisation of a matrix by five steps of a quintic Newton–Schulz iteration.
@@ -137,15 +137,9 @@ class Muon(EagerOptimizer):
             },
         )
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody has a closure here
-        """One update of every parameter that has a gradient."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    direction = self._direction(parameter, group)
-                    self._apply(parameter, orthogonalize(direction, **_iteration(group)), group)
+    def _step_tensor(self, weight: Tensor, _gradient: Tensor, group: dict[str, Any]) -> None:
+        direction = self._direction(weight, group)
+        self._apply(weight, orthogonalize(direction, **iteration(group)), group)
 
     def matrices(self) -> Iterator["Matrix"]:
         """Yield the parameters, in order."""
@@ -161,7 +155,7 @@ class Muon(EagerOptimizer):
         """
         alike: dict[tuple[object, ...], Batch] = {}
         for muon, parameter, group in given:
-            kind = (parameter.shape, parameter.device, *_iteration(group).values())
+            kind = (parameter.shape, parameter.device, *iteration(group).values())
             alike.setdefault(kind, []).append((muon, parameter, group))
         for matrices in alike.values():
             _, first, group = matrices[0]
@@ -181,7 +175,7 @@ class Muon(EagerOptimizer):
             return
         directions = [muon._direction(parameter, group) for muon, parameter, group in batch]
         if updates is None:
-            updates = orthogonalize_each(directions, **_iteration(batch[0][2]))
+            updates = orthogonalize_each(directions, **iteration(batch[0][2]))
         for (muon, parameter, group), update in zip(batch, updates, strict=True):
             muon._apply(parameter, update, group)
 
@@ -193,7 +187,7 @@ class Muon(EagerOptimizer):
             muon._coming_direction(parameter, gradient, group)
             for (muon, parameter, group), gradient in zip(batch, gradients, strict=True)
         ]
-        return orthogonalize_each(directions, **_iteration(batch[0][2]))
+        return orthogonalize_each(directions, **iteration(batch[0][2]))
 
     def _coming_direction(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """Return what `_direction` would, and leave the momentum as it is, in whatever dtype it waits."""
@@ -201,22 +195,18 @@ class Muon(EagerOptimizer):
         # Not `self.state[parameter]`: that is a defaultdict, and reading must not leave entries behind.
         waiting: Tensor | None = self.state.get(parameter, {}).get("momentum_buffer")
         before = torch.zeros_like(gradient) if waiting is None else waiting.to(gradient.dtype)
-        buffer = before.lerp(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+        average = before.lerp(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum) if group["nesterov"] else average
 
     def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the matrix to orthogonalise; the momentum then contains the gradient."""
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.ndim != 2:
-            raise ValueError(f"Muon steps matrices, not a parameter of shape {list(gradient.shape)}")
+        matrix_only(gradient, type(self).__name__)
         momentum: float = group["momentum"]
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
-        buffer: Tensor = state["momentum_buffer"]
-        buffer.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+        average = buffer(self.state[parameter], "momentum_buffer", gradient)
+        average.lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum) if group["nesterov"] else average
 
     def _apply(self, weight: Tensor, update: Tensor, group: dict[str, Any]) -> None:
         weight.mul_(1 - group["lr"] * group["weight_decay"])
@@ -229,7 +219,8 @@ Matrix = tuple[Muon, Parameter, dict[str, Any]]
 Batch = list[Matrix]
 
 
-def _iteration(group: dict[str, Any]) -> dict[str, Any]:
+def iteration(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `orthogonalize` that a group has set."""
     return {"steps": group["newton_schulz_steps"], "dtype": group["newton_schulz_dtype"]}
 
 

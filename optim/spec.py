@@ -71,8 +71,27 @@ OVERFLOW: Final = "float32 overflows beyond it"
 Factor = Annotated[float, (ABOVE_0, 1e6, OVERFLOW)]
 """The type of a number says its bounds: the least, the largest, and why it is no larger."""
 
+Beta = Annotated[float, (0, 0.999, "a mean of more than a thousand updates is of no use")]
+
 Undecayed = Literal["embeddings", "norms", "biases"]
 """`embeddings`: the two matrices of the vocabulary, in the first layer and in the last."""
+
+
+Shape = tuple[int, ...]
+SIDES: Final = ("rows", "cols")
+
+
+def _nothing(_shape: Shape, _group: "GroupSpec") -> dict[str, Shape]:
+    return {}
+
+
+def _row_means(shape: Shape, _group: "GroupSpec") -> dict[str, Shape]:
+    return {"row_mean_sq": (shape[0], 1)}
+
+
+def _bases(shape: Shape, group: "GroupSpec") -> dict[str, Shape]:
+    sides = [(name, size) for name, size in zip(SIDES, shape, strict=True) if size <= group.max_precondition_dim]
+    return {f"{what}_{name}": (size, size) for what in ("gram", "basis") for name, size in sides}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +110,74 @@ class OptimizerKind:
     """Tensors of the stepped one's size, in float32, that a step takes for a moment."""
     counts_steps: bool = False
     """Whether it keeps a step count too. It is the update's index, which a boundary knows anyway."""
+    takes_matrices_only: bool = False
+    newton_schulz: float = 0.0
+    """Share of its updates that orthogonalise. At 1 it is a `Muon`, whose results replicas may share."""
+    more: Callable[[Shape, "GroupSpec"], dict[str, Shape]] = _nothing
+    """Its float32 tensors of other shapes, for a parameter of one."""
+    step_more: int = 0
+    """Tensors of the largest of those that a step takes at another moment."""
+
+    @property
+    def is_muon(self) -> bool:
+        """Return whether every update orthogonalises."""
+        return self.newton_schulz == 1.0
 
 
+NEWTON_SCHULZ: Final = ("newton_schulz_dtype", "newton_schulz_steps")
 OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
     "muon": OptimizerKind(
         "headway.optim.muon:Muon",
-        frozenset({"momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}),
+        frozenset({"momentum", "nesterov", *NEWTON_SCHULZ}),
         ("momentum_buffer",),
         0,
+        takes_matrices_only=True,
+        newton_schulz=1.0,
+    ),
+    "normuon": OptimizerKind(
+        "headway.optim.normuon:NorMuon",
+        frozenset({"momentum", "nesterov", "beta2", "eps", *NEWTON_SCHULZ}),
+        ("momentum_buffer",),
+        2,
+        takes_matrices_only=True,
+        newton_schulz=1.0,
+        more=_row_means,
+    ),
+    "lionmuon": OptimizerKind(
+        "headway.optim.lion_muon:LionMuon",
+        frozenset({"betas", "sign_share", *NEWTON_SCHULZ}),
+        ("exp_avg",),
+        0,
+        counts_steps=True,
+        takes_matrices_only=True,
+        newton_schulz=0.5,
+    ),
+    "soap": OptimizerKind(
+        "headway.optim.soap:Soap",
+        frozenset({"betas", "eps", "precondition_frequency", "max_precondition_dim"}),
+        ("exp_avg", "exp_avg_sq"),
+        3,
+        counts_steps=True,
+        takes_matrices_only=True,
+        more=_bases,
+        step_more=4,
     ),
     "adamw": OptimizerKind(
         "headway.optim.eager:EagerAdamW", frozenset({"betas", "eps"}), ("exp_avg", "exp_avg_sq"), 2, counts_steps=True
+    ),
+    "adan": OptimizerKind(
+        "headway.optim.adan:Adan",
+        frozenset({"betas", "beta3", "eps"}),
+        ("exp_avg", "exp_avg_diff", "exp_avg_sq", "last_gradient"),
+        3,
+        counts_steps=True,
+    ),
+    "mars": OptimizerKind(
+        "headway.optim.mars:Mars",
+        frozenset({"betas", "gamma", "eps"}),
+        ("exp_avg", "exp_avg_sq", "last_gradient"),
+        3,
+        counts_steps=True,
     ),
     "lion": OptimizerKind("headway.optim.lion:Lion", frozenset({"betas"}), ("exp_avg",), 1),
     "sgd": OptimizerKind("headway.optim.eager:EagerSGD", frozenset({"momentum", "nesterov"}), ("momentum_buffer",), 2),
@@ -144,11 +220,23 @@ class GroupSpec:
     momentum: float = 0.95
     nesterov: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
+    beta2: Beta = 0.95
+    """NorMuon's, of the mean of each row."""
+    beta3: Beta = 0.99
+    """Adan's third."""
     eps: Annotated[float, (ABOVE_0, 1, "it would drown what it is added to")] = 1e-8
+    gamma: Annotated[float, (0, 1, "1 is the whole correction")] = 0.025
+    """Strength of the correction by MARS."""
+    sign_share: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 0.01
+    """Rate of LionMuon's odd updates over that of its even ones."""
+    precondition_frequency: Annotated[int, (1, 2**31 - 1, "a boundary's number has 31 bits")] = 10
+    """SOAP turns its bases each so many updates."""
+    max_precondition_dim: Annotated[int, (0, 2**31 - 1, "no matrix has a longer side")] = 10_000
+    """SOAP has no basis for a longer side."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     newton_schulz_steps: Annotated[int, (1, 100, "each step is three matrix products")] = 5
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the running mean of the gradients between updates; AdamW's second moment stays float32."""
+    """Dtype of the running mean of the gradients between updates; all other state stays float32."""
     settings: Settings = ()
     """Of a plug-in: its other keywords."""
     kept: tuple[KeptState, ...] = field(default=(), metadata={"not_in_files": True})
@@ -180,6 +268,7 @@ class GroupSpec:
         slots = () if self.name == "sgd" and self.momentum == 0 else self.kind.slots
         dtypes = (self.momentum_dtype, *["float32"] * len(slots))
         found = [StateTensor(slot, shape, dtype) for slot, dtype in zip(slots, dtypes, strict=False)]
+        found += [StateTensor(slot, own, "float32") for slot, own in self.kind.more(shape, self).items()]
         return tuple([*found, StateTensor(STEP_COUNT, (), "float32")] if self.kind.counts_steps else found)
 
 

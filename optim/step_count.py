@@ -6,7 +6,7 @@ one addition per few matrix products.
 
 
 class StepCount:
-    """Matrix iterations and parameters that were updated since the process began."""
+    """Matrix iterations, sides that SOAP has turned, and parameters that were updated since the process began."""
 
     def __init__(self) -> None:
         self.num_done = 0

@@ -42,6 +42,7 @@ SAME: Final = (
     "optim.rest.name",
     "optim.matrices.momentum_dtype",
     "optim.rest.momentum_dtype",
+    "optim.matrices.max_precondition_dim",
     "optim.error_feedback_dtype",
 )
 """Settings, in addition to all of [model], that decide which tensors a state file has."""

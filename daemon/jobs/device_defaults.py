@@ -85,7 +85,7 @@ def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> 
 
 def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, object]) -> JobSpec:
     values = {key: value for key, value in chosen.items() if key not in named}
-    if spec.optim.matrices.name != "muon":
+    if not spec.optim.matrices.kind.newton_schulz:
         values.pop(NEWTON_SCHULZ, None)
     if (spec.train.compile or spec.train.has_own_loss) and LOSS_CHUNK in values:  # they have all logits at once
         values[LOSS_CHUNK] = 0

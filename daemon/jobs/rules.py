@@ -427,9 +427,9 @@ def _objective_faults(spec: JobSpec) -> Faults:
 
 
 def _group_faults(group: GroupSpec, key: str) -> Faults:
-    if key == "optim.rest" and group.name == "muon":
-        others = ", ".join(name for name in OPTIMIZERS if name != "muon")
-        what = f"muon takes 2-D weights inside the blocks only; choose one of {others} for the rest"
+    if key == "optim.rest" and group.kind.takes_matrices_only:
+        others = ", ".join(name for name, kind in OPTIMIZERS.items() if not kind.takes_matrices_only)
+        what = f"{group.name} takes 2-D weights inside the blocks only; choose one of {others} for the rest"
         yield f"{key}.name", what
     if not 0 <= group.momentum < 1:
         yield f"{key}.momentum", f"must be at least 0 and below 1, is {group.momentum}"

@@ -50,11 +50,11 @@ class LayerCost:
     moved_bytes: float
     """Bytes that forward and backward move beside their products: elementwise work, weights, and gradient sums."""
     update_flops: float
-    """Operations of Newton–Schulz."""
+    """Operations of Newton–Schulz, or of SOAP's rotations."""
     update_dtype: str
     """Their dtype: its rate counts for them, whatever the job's dtype."""
     largest_update_flops: float
-    """Operations of Newton–Schulz on the matrix that takes the most."""
+    """The same on the matrix that takes the most."""
     shared_bytes: int
     """Bytes of Newton–Schulz's results, which replicas send each other where they share an update."""
     update_bytes: float
@@ -322,10 +322,17 @@ def _num_idle(model: ModelSpec) -> int:
     return 3 * idle * model.hidden_size * model.moe_intermediate_size
 
 
-def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
-    """Return the operations of all steps: A = X Xᵀ, A², and B X, on the shorter side r, take 4 r² c + 2 r³ each."""
-    short, long = min(rows, columns), max(rows, columns)
-    return steps * (4.0 * short * short * long + 2.0 * short**3)
+def _update_flops(group: GroupSpec, rows: int, columns: int) -> float:
+    """Return the operations of the products in a matrix's update, of the mean update if they differ."""
+    if group.kind.newton_schulz:
+        # A = X Xᵀ, A², and B X, on the shorter side r, take 4 r² c + 2 r³ each step.
+        short, long = min(rows, columns), max(rows, columns)
+        return group.kind.newton_schulz * group.newton_schulz_steps * (4.0 * short * short * long + 2.0 * short**3)
+    if group.name != "soap":
+        return 0.0
+    # By each basis, of the gradient, the mean and back, and a Gram matrix; seldom a product and QR, of 8/3 n³.
+    sides = [size for size in (rows, columns) if size <= group.max_precondition_dim]
+    return sum(8.0 * rows * columns * size + 14 / 3 * size**3 / group.precondition_frequency for size in sides)
 
 
 def _sequence_costs(model: ModelSpec, train: TrainSpec, index: int) -> tuple[float, int, int]:
@@ -367,7 +374,6 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     if model.has_adapter:
         trained, others = _adapter_shapes(model, index), []
         num_adapter = sum(rows * columns for rows, columns in trained)
-    orthogonalized = trained if group.name == "muon" else ()
     return _cost(
         spec,
         name,
@@ -377,7 +383,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         moment_bytes=update_bytes(spec, trained, others),
         forward_flops=tokens * (2.0 * (num_used + num_adapter) + attention),
         passed_bytes=(FORWARD_PASSES + BACKWARD_PASSES) * (whole + of_rule) + FORWARD_PASSES * (whole - kept + of_rule),
-        orthogonalized=orthogonalized,
+        matrices=trained,
         recomputed_flops=again,
         activation_bytes=kept,
         passing_bytes=max(passing + whole - kept, of_mlp, 0) + _dequantized_bytes(spec, shapes),
@@ -399,7 +405,7 @@ def _own_block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost
         moment_bytes=update_bytes(spec, matrices, [prod(shape) for shape in others]),
         forward_flops=spec.plugins.block_flops,
         passed_bytes=(FORWARD_PASSES + BACKWARD_PASSES) * whole + FORWARD_PASSES * (whole - kept),
-        orthogonalized=matrices if group.name == "muon" else (),
+        matrices=matrices,
         recomputed_flops=is_again * spec.plugins.block_flops,
         activation_bytes=kept,
         passing_bytes=max(whole - kept, hidden_bytes(spec)),
@@ -541,7 +547,7 @@ def _cost(
     passed_bytes: float,
     activation_bytes: int,
     moment_bytes: int,
-    orthogonalized: Sequence[tuple[int, int]] = (),
+    matrices: Sequence[tuple[int, int]] = (),
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
@@ -551,12 +557,13 @@ def _cost(
     """passed_bytes: of the elementwise work, and of what is beside the sum of each gradient and two uses of weights.
 
     parts: the shapes of what is trained, by its optimizer.
-    orthogonalized: shapes of the matrices under Newton–Schulz. recomputed_flops: the part of the forward that the
+    matrices: shapes of those of `matrices` in [optim]. recomputed_flops: the part of the forward that the
     backward computes again. frozen_flops: the part of the forward whose weights get no gradient.
     """
     train, group = spec.train, spec.optim.matrices
     num_parameters = sum(prod(shape) for shapes, _ in parts for shape in shapes)
-    of_matrices = [_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in orthogonalized]
+    of_matrices = [_update_flops(group, *shape) for shape in matrices]
+    shared = matrices if group.kind.is_muon else ()
     backward_flops = 2.0 * forward_flops + recomputed_flops - frozen_flops
     slot_bytes = sum(_slot_bytes(shapes, group) for shapes, group in parts)
     if spec.optim.error_feedback * train.delay > 0:
@@ -574,7 +581,7 @@ def _cost(
         update_flops=sum(of_matrices),
         update_dtype=group.newton_schulz_dtype,
         largest_update_flops=max(of_matrices, default=0.0),
-        shared_bytes=sum(rows * columns for rows, columns in orthogonalized) * DTYPE_BYTES[group.newton_schulz_dtype],
+        shared_bytes=sum(rows * columns for rows, columns in shared) * DTYPE_BYTES[group.newton_schulz_dtype],
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
         update_bytes=2.0 * (3 * FP32_BYTES * num_parameters + 2 * slot_bytes),
         state_bytes=live_bytes + slot_bytes,

@@ -31,7 +31,7 @@ def arithmetic_settings(spec: JobSpec) -> str:
     train, matrices = spec.train, spec.optim.matrices
     masters = " with float32 masters" if train.dtype == "bfloat16" else ""
     parts = [f"computes in {train.dtype}{masters}"]
-    if matrices.name == "muon":
+    if matrices.kind.newton_schulz:
         parts.append(f"Newton–Schulz in {matrices.newton_schulz_dtype}")
     if (narrow := _narrow_state(spec)) != "":
         parts.append(f"{narrow} kept in bfloat16")

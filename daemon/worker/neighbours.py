@@ -316,7 +316,7 @@ def update_shares(spec: JobSpec, layers: Sequence[str], num_replicas: int) -> Up
 
 def orthogonalized_shapes(spec: JobSpec, layers: Sequence[str]) -> list[tuple[int, int]]:
     """Return the shapes of the matrices that Muon steps, in the order of the stage's optimizers."""
-    if spec.optim.matrices.name != "muon":
+    if not spec.optim.matrices.kind.is_muon:
         return []
     shapes: list[tuple[int, int]] = []
     for layer in layers:

@@ -22,19 +22,31 @@ INNER = {
     "lion": GroupSpec(name="lion", lr=0.01),
     "sgd": GroupSpec(name="sgd", lr=0.05),
     "plain sgd": GroupSpec(name="sgd", lr=0.05, momentum=0.0),
+    "soap": GroupSpec(name="soap", lr=0.01, precondition_frequency=1),
+    "adan": GroupSpec(name="adan", lr=0.01),
+    "mars": GroupSpec(name="mars", lr=0.01),
+    "normuon": GroupSpec(name="normuon", lr=0.02),
+    "lionmuon": GroupSpec(name="lionmuon", lr=0.02),
     "narrow-muon": GroupSpec(name="muon", lr=0.02, momentum_dtype="bfloat16"),
     "narrow-lion": GroupSpec(name="lion", lr=0.01, momentum_dtype="bfloat16"),
     "narrow-sgd": GroupSpec(name="sgd", lr=0.05, momentum_dtype="bfloat16"),
+    "narrow-soap": GroupSpec(name="soap", lr=0.01, precondition_frequency=1, momentum_dtype="bfloat16"),
+    "narrow-adan": GroupSpec(name="adan", lr=0.01, momentum_dtype="bfloat16"),
+    "narrow-mars": GroupSpec(name="mars", lr=0.01, momentum_dtype="bfloat16"),
+    "narrow-normuon": GroupSpec(name="normuon", lr=0.02, momentum_dtype="bfloat16"),
+    "narrow-lionmuon": GroupSpec(name="lionmuon", lr=0.02, momentum_dtype="bfloat16"),
 }
 MOMENTUM = ("momentum_buffer", "exp_avg")
 Parameters = dict[str, Tensor]
 
 
 def spec_of(name: str, *, alpha: float = 1.0) -> OptimSpec:
-    """A job's [optim] with this optimizer for the matrices and, but for Muon, for the rest; narrow: all in bfloat16."""
+    """A job's [optim] with this optimizer for the matrices and, if it takes others, the rest; narrow: in bfloat16."""
+    group = INNER[name]
+    rest = replace(INNER["adamw"], momentum_dtype=group.momentum_dtype) if group.kind.takes_matrices_only else group
     return OptimSpec(
-        matrices=INNER[name],
-        rest=replace(INNER["adamw"], momentum_dtype=INNER[name].momentum_dtype) if "muon" in name else INNER[name],
+        matrices=group,
+        rest=rest,
         error_feedback=alpha,
         error_feedback_dtype=INNER[name].momentum_dtype,
         lr_schedule="cosine",
@@ -331,13 +343,14 @@ def test_rates_of_the_groups_are_their_own() -> None:
 
 @pytest.mark.parametrize("name", [name for name in INNER if name.startswith("narrow")])
 def test_a_narrow_state_takes_half_the_bytes(name: str) -> None:
-    """Momentum and Error Feedback in bfloat16, AdamW's second moment in fp32; buffers stay where they are."""
+    """Momentum and Error Feedback in bfloat16, all else in fp32; buffers stay where they are."""
     start = draw(0)
     optimizer = make(spec_of(name), start)
     versions = train(optimizer, start, last=2)
     state = optimizer.state()
     for key, tensor in state.items():
-        assert tensor.dtype == (torch.float32 if key.startswith("exp_avg_sq") else torch.bfloat16), key
+        is_narrow = key.split("/")[0] in (*MOMENTUM, "error_feedback")
+        assert tensor.dtype == (torch.bfloat16 if is_narrow else torch.float32), key
     places = {key: tensor.data_ptr() for key, tensor in state.items()}
     train(optimizer, versions[-1], first=2, last=4)
     assert {key: tensor.data_ptr() for key, tensor in optimizer.state().items()} == places

@@ -146,10 +146,11 @@ def _train(optim: OptimSpec, stages: Sequence[int], *, is_in_place: bool) -> lis
     stages=st.lists(st.integers(1, 18), min_size=1, max_size=3),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     is_in_place=st.booleans(),
+    name=st.sampled_from(["muon", "normuon"]),
 )
-def test_no_cut_changes_a_bit(stages: list[int], dtype: str, is_in_place: bool) -> None:
+def test_no_cut_changes_a_bit(stages: list[int], dtype: str, is_in_place: bool, name: str) -> None:
     """Blocks in any number of stages, more of them than share a batch → the bits of one block a stage."""
-    optim = OptimSpec(matrices=GroupSpec(name="muon", newton_schulz_dtype=dtype), warmup_batches=1)  # type: ignore[arg-type]
+    optim = OptimSpec(matrices=GroupSpec(name=name, newton_schulz_dtype=dtype), warmup_batches=1)  # type: ignore[arg-type]
     cut = _train(optim, stages, is_in_place=is_in_place)
     alone = _train(optim, [1] * sum(stages), is_in_place=is_in_place)
     assert all(torch.equal(a, b) for a, b in zip(cut, alone, strict=True))

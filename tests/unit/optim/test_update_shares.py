@@ -81,16 +81,24 @@ def update_by_shares(replicas: Sequence[Replica], batch: int) -> None:
         replica.update(batch, owners, shares)
 
 
+@pytest.mark.parametrize("name", ["muon", "normuon"])
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("momentum_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("alpha", "delay", "nesterov", "is_in_place"), [(1.0, 1, True, False), (0.0, 0, False, True)])
 def test_shares_give_the_bits_of_a_whole_update(
-    alpha: float, delay: int, nesterov: bool, is_in_place: bool, dtype: str, momentum_dtype: str, num_replicas: int
+    alpha: float,
+    delay: int,
+    nesterov: bool,
+    is_in_place: bool,
+    dtype: str,
+    momentum_dtype: str,
+    num_replicas: int,
+    name: str,
 ) -> None:
     """Two or three replicas, batched and single matrices, tall and wide → weights and state of an unshared update."""
     matrices = GroupSpec(
-        name="muon",
+        name=name,
         nesterov=nesterov,
         newton_schulz_dtype=dtype,  # type: ignore[arg-type]
         momentum_dtype=momentum_dtype,  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """The content of a job file, and the one line for each mistake."""
 
 import dataclasses
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Literal, get_type_hints
@@ -11,10 +13,15 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
-from headway.optim.spec import GroupSpec
+from headway.optim.spec import OPTIMIZERS, GroupSpec
 from headway.stages.spec import AdapterSpec
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
+OTHER_GROUPS = [
+    tomllib.loads(f"group = {line}")["group"]
+    for line in re.findall(r"^#   (\{ name = .*\})$", (DOCS / "reference.toml").read_text(), re.MULTILINE)
+]
+"""What its comments show of the optimizers that it does not use."""
 NAMED = '[job]\nname = "tiny"\n'
 QWEN35 = (
     "[model]\nqk_norm = true\nzero_centered_norms = true\nattn_output_gate = true\n"
@@ -95,6 +102,27 @@ REFUSED = {
         NAMED + '[optim]\nmatrices = { name = "adamw", momentum = 0.9 }',
         "optim.matrices.momentum: adamw does not use `momentum`; leave it out "
         "(it uses betas, eps, lr, momentum_dtype, weight_decay)",
+    ),
+    **{
+        f"{name} for the rest": (
+            NAMED + f'[optim]\nrest = {{ name = "{name}" }}',
+            f"{name} takes 2-D weights inside the blocks only; choose one of adamw, adan, mars, lion, sgd for the rest",
+        )
+        for name in ("normuon", "lionmuon", "soap")
+    },
+    "a second beta of one": (NAMED + '[optim]\nmatrices = { name = "normuon", beta2 = 1.0 }', "optim.matrices.beta2"),
+    "a third beta of one": (
+        NAMED + '[optim]\nrest = { name = "adan", beta3 = 1.0 }',
+        "optim.rest.beta3: must be at most 0.999, is 1.0",
+    ),
+    "bases that never turn": (
+        NAMED + '[optim]\nmatrices = { name = "soap", precondition_frequency = 0 }',
+        "optim.matrices.precondition_frequency: must be at least 1, is 0",
+    ),
+    "momentum of soap": (
+        NAMED + '[optim]\nmatrices = { name = "soap", momentum = 0.9 }',
+        "optim.matrices.momentum: soap does not use `momentum`; leave it out (it uses betas, eps, lr, "
+        "max_precondition_dim, momentum_dtype, precondition_frequency, weight_decay)",
     ),
     "muon for the rest": (NAMED + '[optim]\nrest = { name = "muon" }', "optim.rest.name: muon takes 2-D weights"),
     "beta of one": (
@@ -305,7 +333,18 @@ def test_reference_file_has_every_key() -> None:
         assert set(raw[section]) == fields, section
     assert set(raw["adapter"]) == {item.name for item in dataclasses.fields(AdapterSpec)}
     everything = {item.name for item in dataclasses.fields(GroupSpec) if not item.metadata} - {"settings"}
-    assert set(raw["optim"]["matrices"]) | set(raw["optim"]["rest"]) == everything
+    shown = [raw["optim"]["matrices"], raw["optim"]["rest"], *OTHER_GROUPS]
+    assert set[str]().union(*shown) == everything
+
+
+def test_reference_file_shows_each_optimizer() -> None:
+    """Each name once, with exactly its own keys and their defaults, in a line that can be copied into a job."""
+    assert [group["name"] for group in OTHER_GROUPS] == [name for name in OPTIMIZERS if name not in ("muon", "adamw")]
+    for group in OTHER_GROUPS:
+        assert set(group) == {"name", *OPTIMIZERS[group["name"]].settings}
+        keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in group.items())
+        job = parse_job(f"{NAMED}[optim]\nmatrices = {{ {keys} }}")
+        assert job.optim.matrices == GroupSpec(name=group["name"])
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.toml")), ids=lambda path: path.name)

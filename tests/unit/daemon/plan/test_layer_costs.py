@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.layer_costs import CUDA_BYTES_PER_S, CUDA_FLOPS, LayerCost, layer_costs, update_seconds
-from headway.optim.spec import GroupSpec
+from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec
 from tests.rigs.clusters import job
 
@@ -75,6 +75,39 @@ def test_a_loss_in_chunks_keeps_no_logits() -> None:
     assert head.backward_flops == 1.5 * plain.backward_flops
     # Each chunk's logits are made twice, and the matrix' gradient is written and summed 16 times: 101 GB.
     assert head.moved_bytes - plain.moved_bytes == 14 * LOGITS + 16 * 12 * matrix
+
+
+def test_an_update_costs_what_its_optimizer_multiplies() -> None:
+    """NorMuon as much as Muon; LionMuon half, and none of it shared; SOAP by hand; elementwise rules nothing."""
+
+    def update(name: str, **settings: int) -> tuple[float, int]:
+        spec = replace(long_job(), optim=OptimSpec(matrices=GroupSpec(name=name, **settings)))  # type: ignore[arg-type]
+        block = layer_costs(spec)[1]
+        return block.update_flops, block.shared_bytes
+
+    muon, shared = update("muon")
+    assert update("normuon") == (muon, shared)
+    assert update("lionmuon") == (muon / 2, 0)
+    assert [update(name) for name in ("adan", "mars", "adamw")] == [(0, 0)] * 3
+    model = long_job().model
+    hidden, inner, keys = (
+        model.hidden_size,
+        model.intermediate_size,
+        model.key_value_heads_of(0) * model.head_width_of(0),
+    )
+    shapes = [(hidden, hidden)] * 2 + [(keys, hidden)] * 2 + [(inner, hidden)] * 3
+    products = sum(8 * rows * columns * (rows + columns) for rows, columns in shapes)
+    turns = sum(14 / 3 * (rows**3 + columns**3) for rows, columns in shapes)
+    all_sides = {"max_precondition_dim": 100_000}
+    assert update("soap", precondition_frequency=1, **all_sides)[0] == pytest.approx(products + turns)
+    assert update("soap", precondition_frequency=100, **all_sides)[0] == pytest.approx(products + turns / 100)
+    short = sum(8 * rows * columns * hidden + 14 / 3 * hidden**3 for rows, columns in shapes[4:])
+    short += sum(
+        8 * rows * columns * (rows + columns) + 14 / 3 * (rows**3 + columns**3) for rows, columns in shapes[:4]
+    )
+    flops, shared = update("soap", precondition_frequency=1, max_precondition_dim=hidden)
+    assert flops == pytest.approx(short)
+    assert shared == 0
 
 
 def test_the_update_has_the_rate_of_newton_schulz() -> None:

@@ -30,12 +30,19 @@ OPTIMS = {
     ),
     "AdamW": OptimSpec(matrices=GroupSpec(name="adamw")),
     "Lion": OptimSpec(matrices=GroupSpec(name="lion"), rest=GroupSpec(name="lion")),
+    "NorMuon": OptimSpec(matrices=GroupSpec(name="normuon")),
+    "NorMuon, bfloat16": OptimSpec(matrices=GroupSpec(name="normuon", newton_schulz_dtype="bfloat16")),
+    "LionMuon": OptimSpec(matrices=GroupSpec(name="lionmuon")),
+    "SOAP": OptimSpec(matrices=GroupSpec(name="soap", precondition_frequency=1)),
+    "SOAP, short sides": OptimSpec(matrices=GroupSpec(name="soap", precondition_frequency=1, max_precondition_dim=300)),
+    "Adan": OptimSpec(matrices=GroupSpec(name="adan"), rest=GroupSpec(name="adan")),
+    "MARS": OptimSpec(matrices=GroupSpec(name="mars"), rest=GroupSpec(name="mars"), error_feedback=0.0),
     "SGD": OptimSpec(matrices=GroupSpec(name="sgd"), rest=GroupSpec(name="sgd")),
 }
 
 
 def counted(spec: JobSpec, name: str) -> int:
-    """The bytes that the second update of a layer makes and frees."""
+    """The bytes that the second update of a layer makes and frees, or the third if it takes more."""
     make = optimizer_factory(spec.optim, num_batches=10, delay=spec.train.delay)
     layer = LayerState.initial(LayerName(name), spec.model, spec.train, seed=1, device="cpu", optimizer_factory=make)
     gradients = {key: torch.randn(tensor.shape) for key, tensor in layer.weights().items()}
@@ -43,7 +50,8 @@ def counted(spec: JobSpec, name: str) -> int:
     sets = [tensor for one in layer.versions.sets for tensor in one.values()]
     known = [*layer.tensors().values(), *layer.weights().values(), *sets, *gradients.values()]
     with NewMemory(known) as memory:
-        update_layers([layer], 1, [gradients])
+        for update in (1, 2):
+            update_layers([layer], update, [gradients])
     return int(memory.peak)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway.daemon.jobs.job import JobSpec
-from headway.optim.spec import OptimSpec
+from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.ids import Boundary
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import RECOMPUTES, TIED, AdapterSpec, ModelSpec, weight_version
@@ -50,10 +50,17 @@ SEPARATE: dict[str, Any] = {"loss_mask": "data", "documents": "separate"}
 PAIRS: dict[str, Any] = {**SEPARATE, "objective": "dpo", "dpo_beta": 0.5}
 ROUTED: dict[str, Any] = {"router_balance_loss": 0.05, "router_z_loss": 0.01}
 GROUPS: dict[str, Any] = {"microbatches": 6, "reduction_groups": 3}
+MATRIX_ALONE = ("soap", "normuon", "lionmuon")
 
 
 def adapted(model: ModelSpec = MODEL, **adapter: Any) -> ModelSpec:
     return replace(model, adapter=AdapterSpec(rank=2, **adapter))
+
+
+def with_matrices(name: str, rest: str = "adamw", **settings: Any) -> OptimSpec:
+    """Error Feedback around an optimizer of the matrices; SOAP turns its bases at every second update."""
+    matrices = GroupSpec(name=name, precondition_frequency=2, **settings)
+    return replace(EF, matrices=matrices, rest=GroupSpec(name=rest))
 
 
 def job(optim: OptimSpec = EF, model: ModelSpec = MODEL, **train: Any) -> JobSpec:
@@ -72,6 +79,10 @@ JOBS = {
     "1f1b-adamw-3-groups": job(ADAMW, schedule="1f1b", microbatches=8, reduction_groups=3, clip_norm=0.0),
     "1f1b-clip-4-groups": job(schedule="1f1b", microbatches=8, reduction_groups=4, clip_norm=0.05),
     "gpipe-clip-3-groups": job(schedule="gpipe", microbatches=8, reduction_groups=3, clip_norm=0.05),
+    # the other optimizers, under Error Feedback
+    **{f"2bw-{name}": job(with_matrices(name), batches=6, **GROUPS) for name in MATRIX_ALONE},
+    **{f"2bw-{name}": job(with_matrices(name, rest=name), batches=6, **GROUPS) for name in ("adan", "mars")},
+    "2bw-narrow-bfloat16-soap": job(with_matrices("soap", momentum_dtype="bfloat16"), batches=6, dtype="bfloat16"),
     # a tied embedding
     "tied-2bw-clip": job(model=TIED_MODEL, **GROUPS, clip_norm=0.05),
     "tied-2bw-bfloat16": job(
