@@ -1,8 +1,10 @@
 """The fields of a job file that decide its bits, read from TOML.
 
-docs/jobs/reference.toml shows every key with its default, so the defaults come from that page itself.
+docs/jobs/reference.toml shows every key with its default, so the defaults come from that page itself, those of
+optimizers that it does not use from its comments.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -170,7 +172,13 @@ class Group:
     momentum: float
     nesterov: bool
     betas: tuple[float, float]
+    beta2: float
+    beta3: float
     eps: float
+    gamma: float
+    sign_share: float
+    precondition_frequency: int
+    max_precondition_dim: int
     newton_schulz_dtype: str
     newton_schulz_steps: int
     momentum_dtype: str
@@ -201,13 +209,16 @@ class Job:
 
 def read_job(text: str) -> Job:
     """The job that TOML text describes. Raises ValueError for compiled layers, whose bits are the compiler's."""
-    given, shown = tomllib.loads(text), tomllib.loads(DEFAULTS.read_text(encoding="utf-8"))
+    page = DEFAULTS.read_text(encoding="utf-8")
+    given, shown = tomllib.loads(text), tomllib.loads(page)
     section = {name: {**shown[name], **given.get(name, {})} for name in ("job", "model", "adapter", "train", "optim")}
     if section["train"]["compile"]:
         raise ValueError("the second oracle compiles no layers")
     optim = section["optim"]
     rope = {**shown["model"]["rope_scaling"], **given.get("model", {}).get("rope_scaling", {})}
     settings = {**shown["optim"]["matrices"], **shown["optim"]["rest"]}
+    for line in re.findall(r"^#   (\{ name = .*\})$", page, re.MULTILINE):
+        settings |= tomllib.loads(f"group = {line}")["group"]
     return Job(
         seed=section["job"]["seed"],
         weights=[source.get("weight", 1.0) for source in given.get("data", {}).get("sources", [])],

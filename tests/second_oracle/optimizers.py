@@ -1,4 +1,4 @@
-"""Four optimizers, each for one parameter (docs/numerics.md, section 5)."""
+"""The named optimizers, each for one parameter (docs/numerics.md, section 5)."""
 
 from abc import ABC, abstractmethod
 from math import sqrt
@@ -38,9 +38,15 @@ class Muon(Optimizer):
         direction = torch.lerp(gradient, self.first, momentum) if self.group.nesterov else self.first
         rows, columns = weight.shape
         decayed = (1 - lr * self.group.weight_decay) * weight
-        return torch.add(decayed, self._orthogonal(direction), alpha=-lr * sqrt(max(1, rows / columns)))
+        update = self.scaled(self.orthogonal(direction))
+        return torch.add(decayed, update, alpha=-lr * sqrt(max(1, rows / columns)))
 
-    def _orthogonal(self, direction: Tensor) -> Tensor:
+    def scaled(self, update: Tensor) -> Tensor:
+        """What is done with the iteration's result."""
+        return update
+
+    def orthogonal(self, direction: Tensor) -> Tensor:
+        """The iteration's result, in its dtype."""
         rows, columns = direction.shape
         x = direction.to(getattr(torch, self.group.newton_schulz_dtype))
         x = x.T if rows > columns else x
@@ -50,6 +56,83 @@ class Muon(Optimizer):
             polynomial = torch.addmm(gram, gram, gram, beta=B, alpha=C)
             x = torch.addmm(x, polynomial, x, beta=A)
         return x.T if rows > columns else x
+
+
+class NorMuon(Muon):
+    """Muon, with rows of one mean size."""
+
+    def scaled(self, update: Tensor) -> Tensor:
+        update = update.float()
+        if self.num_updates == 0:
+            self.second = torch.zeros(len(update), 1)
+        self.num_updates += 1
+        self.second = torch.lerp(self.second, update.square().mean(dim=1, keepdim=True), 1 - self.group.beta2)
+        levelled = update / (self.second.sqrt() + self.group.eps)
+        norms = torch.linalg.vector_norm(update), torch.linalg.vector_norm(levelled)
+        levelled *= norms[0] / (norms[1] + self.group.eps)
+        return levelled
+
+
+class LionMuon(Muon):
+    """Muon's step and Lion's in turn."""
+
+    def updated(self, weight: Tensor, gradient: Tensor, *, lr: float) -> Tensor:
+        beta1, beta2 = self.group.betas
+        direction = torch.lerp(self.first, gradient, 1 - beta1)
+        self.first = torch.lerp(self.first, gradient, 1 - beta2)
+        self.num_updates += 1
+        if self.num_updates % 2 == 1:
+            decayed = (1 - lr * self.group.weight_decay) * weight
+            return torch.add(decayed, self.orthogonal(direction), alpha=-lr * (0.2 * sqrt(max(weight.shape))))
+        lr *= self.group.sign_share
+        return torch.add((1 - lr * self.group.weight_decay) * weight, direction.sign(), alpha=-lr)
+
+
+class Soap(Optimizer):
+    """Adam between two bases."""
+
+    def __init__(self, group: Group, weight: Tensor) -> None:
+        super().__init__(group, weight)
+        self.grams = [torch.zeros(side, side) for side in weight.shape]
+        self.bases: list[Tensor | None] = [None, None]
+
+    def updated(self, weight: Tensor, gradient: Tensor, *, lr: float) -> Tensor:
+        (beta1, beta2), b = self.group.betas, self.num_updates
+        if b > 0:
+            rotated = self._rotated(gradient)
+            self.first = torch.lerp(self.first, gradient, 1 - beta1)
+            self.second = torch.addcmul(beta2 * self.second, rotated, rotated, value=1 - beta2)
+            update = self._back(self._rotated(self.first) / (self.second.sqrt() + self.group.eps))
+            decayed = (1 - lr * self.group.weight_decay) * weight
+            weight = torch.add(decayed, update, alpha=-lr * sqrt(1 - beta2**b) / (1 - beta1**b))
+        for side, of_side in enumerate((gradient, gradient.T)):
+            if weight.shape[side] > self.group.max_precondition_dim:
+                continue
+            self.grams[side] = torch.lerp(self.grams[side], torch.mm(of_side, of_side.T), 1 - beta2)
+            if b == 0:
+                self.bases[side] = torch.linalg.eigh(self.grams[side])[1].flip(1).contiguous()
+            elif b % self.group.precondition_frequency == 0:
+                self._turn(side)
+        self.num_updates += 1
+        return weight
+
+    def _turn(self, side: int) -> None:
+        basis = self.bases[side]
+        assert basis is not None
+        product = torch.mm(self.grams[side], basis)
+        order = torch.argsort((basis * product).sum(0), descending=True, stable=True)
+        self.second = self.second[order] if side == 0 else self.second[:, order]
+        self.bases[side] = torch.linalg.qr(product[:, order])[0].contiguous()
+
+    def _rotated(self, matrix: Tensor) -> Tensor:
+        left, right = self.bases
+        matrix = matrix if left is None else torch.mm(left.T, matrix)
+        return matrix if right is None else torch.mm(matrix, right)
+
+    def _back(self, matrix: Tensor) -> Tensor:
+        left, right = self.bases
+        matrix = matrix if left is None else torch.mm(left, matrix)
+        return matrix if right is None else torch.mm(matrix, right.T)
 
 
 class AdamW(Optimizer):
@@ -63,6 +146,39 @@ class AdamW(Optimizer):
         decayed = (1 - lr * self.group.weight_decay) * weight
         denominator = self.second.sqrt() / sqrt(1 - beta2**self.num_updates) + self.group.eps
         return torch.addcdiv(decayed, self.first, denominator, value=-lr / (1 - beta1**self.num_updates))
+
+
+class Mars(AdamW):
+    """AdamW of a corrected gradient."""
+
+    def __init__(self, group: Group, weight: Tensor) -> None:
+        super().__init__(group, weight)
+        self.last = torch.zeros_like(weight)
+
+    def updated(self, weight: Tensor, gradient: Tensor, *, lr: float) -> Tensor:
+        beta1, _ = self.group.betas
+        corrected = (gradient - self.last) * (self.group.gamma * beta1 / (1 - beta1)) + gradient
+        self.last = gradient.clone()
+        return super().updated(weight, corrected / torch.linalg.vector_norm(corrected).clamp(min=1), lr=lr)
+
+
+class Adan(Optimizer):
+    """Means of the gradient and of its changes, over the root of a third."""
+
+    def updated(self, weight: Tensor, gradient: Tensor, *, lr: float) -> Tensor:
+        (beta1, beta2), beta3 = self.group.betas, self.group.beta3
+        if self.num_updates == 0:
+            self.changes, self.last = torch.zeros_like(weight), gradient.clone()
+        self.num_updates += 1
+        change, self.last = gradient - self.last, gradient.clone()
+        self.first = torch.lerp(self.first, gradient, 1 - beta1)
+        self.changes = torch.lerp(self.changes, change, 1 - beta2)
+        ahead = change * beta2 + gradient
+        self.second = torch.addcmul(beta3 * self.second, ahead, ahead, value=1 - beta3)
+        denominator = self.second.sqrt() / sqrt(1 - beta3**self.num_updates) + self.group.eps
+        decayed = (1 - lr * self.group.weight_decay) * weight
+        half = torch.addcdiv(decayed, self.first, denominator, value=-lr / (1 - beta1**self.num_updates))
+        return torch.addcdiv(half, self.changes, denominator, value=-lr * beta2 / (1 - beta2**self.num_updates))
 
 
 class Lion(Optimizer):
@@ -88,4 +204,14 @@ class Sgd(Optimizer):
         return torch.add(weight, direction, alpha=-lr)
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"muon": Muon, "adamw": AdamW, "lion": Lion, "sgd": Sgd}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "muon": Muon,
+    "normuon": NorMuon,
+    "lionmuon": LionMuon,
+    "soap": Soap,
+    "adamw": AdamW,
+    "adan": Adan,
+    "mars": Mars,
+    "lion": Lion,
+    "sgd": Sgd,
+}

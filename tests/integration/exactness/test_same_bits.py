@@ -103,15 +103,22 @@ async def test_compiled_jobs_have_the_bits_of_the_compiled_loop(
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 
-@pytest.mark.parametrize("optimizer", ["lion", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("optimizer", "rest"),
+    [
+        ("lion", "lion"),
+        pytest.param("sgd", "sgd", marks=pytest.mark.slow),
+        pytest.param("soap", "mars", marks=pytest.mark.slow),
+        pytest.param("normuon", "adan", marks=pytest.mark.slow),
+    ],
+)
 async def test_the_other_optimizers_have_the_bits_of_the_plain_loop_too(
-    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, optimizer: str
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, optimizer: str, rest: str
 ) -> None:
-    """Error Feedback around Lion and around SGD with momentum, on two stages."""
+    """Error Feedback around Lion, SGD with momentum, and those that keep more, on two stages."""
     from headway.optim.spec import GroupSpec
 
-    group = GroupSpec(name=optimizer, lr=1e-3)
-    spec = small_job(
-        f"other-{optimizer}", optim=OptimSpec(matrices=group, rest=group, lr_schedule="wsd", warmup_batches=2)
-    )
+    matrices, others = (GroupSpec(name=name, lr=1e-3) for name in (optimizer, rest))
+    optim = OptimSpec(matrices=matrices, rest=others, lr_schedule="wsd", warmup_batches=2)
+    spec = small_job(f"other-{optimizer}", optim=optim)
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=2), oracle(spec))

@@ -36,6 +36,12 @@ NARROW_MUON = '{ name = "muon", lr = 1e-2, momentum_dtype = "bfloat16" }'
 NARROW_ADAMW = '{ name = "adamw", lr = 3e-3, momentum_dtype = "bfloat16" }'
 NARROW_LION = '{ name = "lion", lr = 1e-3, momentum_dtype = "bfloat16" }'
 NARROW_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.8, momentum_dtype = "bfloat16" }'
+NORMUON = '{ name = "normuon", lr = 1e-2, beta2 = 0.9, newton_schulz_dtype = "bfloat16", momentum_dtype = "bfloat16" }'
+LIONMUON = '{ name = "lionmuon", lr = 1e-2, betas = [0.9, 0.99], sign_share = 0.1 }'
+SOAP = '{ name = "soap", lr = 3e-3, precondition_frequency = 2, weight_decay = 0.3 }'
+LONG_SOAP = '{ name = "soap", lr = 3e-3, precondition_frequency = 3, max_precondition_dim = 40 }'
+ADAN = '{ name = "adan", lr = 3e-3, betas = [0.95, 0.9], beta3 = 0.98, momentum_dtype = "bfloat16" }'
+MARS = '{ name = "mars", lr = 3e-3, betas = [0.9, 0.98], gamma = 0.05 }'
 SGD = '{ name = "sgd", lr = 0.1, momentum = 0.8 }'
 PLAIN_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.0, nesterov = false, weight_decay = 0.0 }'
 HEAVY_BALL = '{ name = "sgd", lr = 0.1, momentum = 0.9, nesterov = false, weight_decay = 0.01 }'
@@ -216,6 +222,16 @@ JOBS = {
     "plain SGD, hard clipping": job_file(
         'schedule = "1f1b"\nclip_norm = 0.05', f"matrices = {PLAIN_SGD}\nrest = {PLAIN_SGD}"
     ),
+    "NorMuon and Adan": job_file(optim=f"matrices = {NORMUON}\nrest = {ADAN}", batches=7),
+    "NorMuon and MARS, bfloat16": job_file(
+        'dtype = "bfloat16"', 'matrices = { name = "normuon", nesterov = false }\nrest = ' + MARS, batches=6
+    ),
+    "LionMuon": job_file("reduction_groups = 2", f"matrices = {LIONMUON}", batches=7),
+    "SOAP and MARS": job_file(optim=f"matrices = {SOAP}\nrest = {MARS}", batches=7),
+    "SOAP of short sides, 1f1b, bfloat16": job_file(
+        'schedule = "1f1b"\ndtype = "bfloat16"', f"matrices = {LONG_SOAP}\nrest = {ADAN}", batches=8
+    ),
+    "Adan and MARS": job_file("clip_norm = 0.0", f"matrices = {ADAN}\nrest = {MARS}", batches=7),
     "separate documents, bfloat16": job_file('loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"'),
     "separate documents, yarn, math": job_file(
         'loss_mask = "data"\ndocuments = "separate"\nattention_backend = "math"', model=YARN
@@ -367,6 +383,7 @@ def drawn_job(number: int) -> str:
     )
     m = draw.randint(1, 6)
     group = [MUON, COARSE_MUON, NARROW_MUON, ADAMW, NARROW_ADAMW, LION, NARROW_LION, SGD, PLAIN_SGD, HEAVY_BALL]
+    group += [NORMUON, LIONMUON, SOAP, LONG_SOAP, ADAN, MARS]
     train = f"""
 schedule = "{draw.choice(["2bw", "2bw", "1f1b", "gpipe"])}"
 dtype = "{draw.choice(["float32", "float32", "bfloat16"])}"
