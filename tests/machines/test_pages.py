@@ -96,7 +96,8 @@ class Terminal:
             env=kept | {"HOME": str(home), "PATH": path},
         )
         self._lines: queue.Queue[str] = queue.Queue()
-        Thread(target=self._read, daemon=True).start()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +106,9 @@ class Terminal:
         subprocess.run(["pkill", "-KILL", "-s", str(self._session)], check=False, timeout=COMMAND_S)
         self._shell.kill()
         self._shell.wait(timeout=COMMAND_S)
+        self._reader.join(timeout=COMMAND_S)
+        with self._shell:  # closes both pipes
+            pass
 
     @property
     def _session(self) -> int:
