@@ -10,6 +10,7 @@ from headway.daemon.base.terminal import counted
 from headway.daemon.blobs.checkpoint_names import boundary_url, file_name, part_name, parts_url
 from headway.daemon.cluster.format import encode, to_builtins
 from headway.daemon.cluster.lineage import own_parts, sealed, with_next_part
+from headway.daemon.cluster.measurements import LinkCuts
 from headway.daemon.cluster.records import (
     CheckpointRecord,
     FailureCount,
@@ -75,22 +76,21 @@ def explain_outlook(situation: JobSituation, to: Phase) -> Command:
 
 def tell_of_links(situation: JobSituation, to: Phase) -> Command:
     """an event about links of the plan"""
-    before, news = situation.job.phase, link_news(situation.job)
-    return move(
-        situation,
-        to,
-        before.reason,
-        error=before.error,
-        outlook=before.outlook,
-        planning_since=before.planning_since,
-        event=link_sentence(situation, news),
-        cuts=news,
-    )
+    news = link_news(situation.job)
+    return _telling(situation, to, link_sentence(situation, news), cuts=news)
 
 
 def tell_of_checkpoints(situation: JobSituation, to: Phase) -> Command:
     """an event: checkpoints cannot be written, or are again"""
-    before, newest = situation.job.phase, unsaved(situation.job)
+    event = "; ".join(refusals(situation.job)) or "Checkpoints are written again"
+    return _telling(situation, to, event, unsaved=unsaved(situation.job))
+
+
+def _telling(
+    situation: JobSituation, to: Phase, event: str, *, cuts: tuple[LinkCuts, ...] = (), unsaved: int | None = None
+) -> Command:
+    """Return an event that leaves the phase as it is."""
+    before = situation.job.phase
     return move(
         situation,
         to,
@@ -98,8 +98,9 @@ def tell_of_checkpoints(situation: JobSituation, to: Phase) -> Command:
         error=before.error,
         outlook=before.outlook,
         planning_since=before.planning_since,
-        event="; ".join(refusals(situation.job)) or "Checkpoints are written again",
-        unsaved=newest,
+        event=event,
+        cuts=cuts,
+        unsaved=unsaved,
     )
 
 

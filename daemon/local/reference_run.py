@@ -35,6 +35,7 @@ from headway.daemon.plan.layer_costs import layer_costs
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.daemon.text.data_tokenizer import DataTokenizer
 from headway.stages.data.token_mixture import open_tokens
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
 from headway.stages.plugin_names import PluginError
@@ -71,6 +72,12 @@ def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = N
     return cache_dir / data.sha256
 
 
+def tokens_here(spec: JobSpec, *, progress: IO[str] | None = None) -> TokenShards:
+    """Return a job's data on this machine. progress: as for `folder_here`. Raises as that."""
+    folders = [folder_here(part, default_cache_dir(), progress=progress) for part in spec.data.parts]
+    return open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
+
+
 def run_reference(
     job_file: Path,
     out: Path,
@@ -85,15 +92,14 @@ def run_reference(
 
     Raises ConfigError, DataError and JobFailedError.
     """
-    chosen, cache_dir = _chosen(device), default_cache_dir()
+    chosen = _chosen(device)
     devices = find_devices(chosen, 0)
     spec = read_draft(job_file).resolved(devices)
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
     import_plugins(spec, Path(spec.plugins.data.source))
-    folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
-    tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
+    tokens = tokens_here(spec, progress=progress)
     make_out(out, out / "model")
     carried, rate = carried_of(spec), rates(spec)
     newest: HistoryRow | None = None
@@ -118,7 +124,7 @@ def run_reference(
         )
     if progress is not None:
         progress.write("\r\x1b[K")
-    tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
+    tokenizer = tokenizer_at(spec.data.parts[0].source, default_cache_dir())
     if spec.model.has_adapter:
         _write_adapters(out, spec, weights, tokenizer, carried, newest)
     else:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import sha256
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -31,13 +31,14 @@ from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.reference_loop import BatchResult, reference
-from headway.daemon.local.reference_run import folder_here
+from headway.daemon.local.reference_run import tokens_here
 from headway.daemon.models.origin_config import model_opener
 from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.node.hardware import find_devices
+from headway.daemon.reports.job_report import duration
+from headway.daemon.reports.metrics_file import written
 from headway.daemon.study.study_file import Cell, Study, read_study
 from headway.daemon.study.study_results import wanted
-from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.spec import TrainSpec
 
@@ -105,14 +106,15 @@ def run_study(
         each_s = statistics.fmean(row.seconds for row in rows.values()) if rows else _timed(study.job(todo[0]))
         left = study.most_cells - len(rows)
         many = f"{counted(left, 'training')} at most, {processes} at a time, of {each_s:,.0f} s each"
-        tell(f"{len(rows)} done; {many}: about {_clock(left * each_s / processes)}")
+        tell(f"{len(rows)} done; {many}: about {duration(left * each_s / processes)}")
         with _Pool(processes, progress) as pool:
             while todo:
                 for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
                     rows[cell] = _row(cell, study.job(cell), losses, end, seconds)
-                    write_job(out / JOBS_NAME, rows[cell])
-                    results.write(msgspec.json.encode(rows[cell]) + b"\n")
-                    results.flush()
+                    with written(str(out)):
+                        write_job(out / JOBS_NAME, rows[cell])
+                        results.write(msgspec.json.encode(rows[cell]) + b"\n")
+                        results.flush()
                 todo = wanted(study, losses_of(rows))
 
 
@@ -134,7 +136,7 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
         except msgspec.MsgspecError as error:
             raise ConfigError(f"line {number} is no result of a study: {error}", str(path)) from error
         cell = row.cell
-        if (cell.optimizer, cell.treatment) in study.jobs and is_job(row, study.job(cell), str(path)):
+        if (cell.optimizer, cell.treatment) in study.jobs and is_job(row, study.job(cell)):
             rows[cell] = row
     return rows
 
@@ -142,8 +144,7 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
 def train(spec: JobSpec, on_batch: Callable[[BatchResult], None]) -> None:
     """Train a job in this process, as `headway reference` does. Raises as that."""
     import_plugins(spec, Path(spec.plugins.data.source))
-    folders = [folder_here(part, default_cache_dir()) for part in spec.data.parts]
-    tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
+    tokens = tokens_here(spec)
     if tokens.validation is None:
         what = "holds nothing out, and a study compares held-out losses; prepare it with --validation 0.01"
         raise ConfigError(what, spec.data.parts[0].source)
@@ -224,7 +225,9 @@ class _Pool:
         while waiting:
             ended, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
             done, seconds = self._num_batches.value - before, time.monotonic() - started
-            left = f"  about {_clock(seconds * (total - done) / done)} left" if done and seconds > LEAST_TIMED_S else ""
+            left = (
+                f"  about {duration(seconds * (total - done) / done)} left" if done and seconds > LEAST_TIMED_S else ""
+            )
             self._tell(f"{bar(done, total)}  {len(cells) - len(waiting)} of {counted(len(cells), 'training')}{left}")
             for future in ended:
                 try:
@@ -271,9 +274,14 @@ def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, 
     )
 
 
-def is_job(row: Row, spec: JobSpec, source: str) -> bool:
-    """Return whether a row's cell was trained as this job, wherever its data lay. Raises ConfigError."""
-    was = values_of(parse_job(row.job, source, open_model=model_opener(Path())))
+def is_job(row: Row, spec: JobSpec) -> bool:
+    """Return whether a row's cell was trained as this job, wherever its data lay. One that no release can read any more
+    was not.
+    """
+    try:
+        was = values_of(parse_job(row.job, open_model=model_opener(Path())))
+    except ConfigError:
+        return False
     return all(
         was[key] == value for key, value in values_of(spec).items() if key not in ("data.source", "data.sources")
     )
@@ -298,23 +306,17 @@ def thinned(losses: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(statistics.fmean(part), 4) for part in parts)
 
 
-@contextmanager
-def _results_file(out: Path) -> Iterator[IO[bytes]]:
+def _results_file(out: Path) -> IO[bytes]:
     """Open the results to be continued, for one process at a time; a torn last line is cut off. Raises ConfigError."""
     path = out / RESULTS_NAME
-    try:
+    with written(str(path)):
         out.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as results:
+        results = path.open("a+b")
+        try:
             fcntl.flock(results, fcntl.LOCK_EX | fcntl.LOCK_NB)
             results.seek(0)
             results.truncate(results.read().rfind(b"\n") + 1)
-            yield results
-    except BlockingIOError as error:
-        raise ConfigError("another study writes here now; wait for it, or name another folder", str(path)) from error
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error
-
-
-def _clock(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+        except BaseException:
+            results.close()
+            raise
+        return results
