@@ -315,15 +315,21 @@ def settings_options(kind: type, **more_flags: str) -> list[inspect.Parameter]:
     return options
 
 
+@cache
 def _texts_of_fields(kind: type) -> dict[str, str]:
-    """Return the text that stands below each field in the source of a dataclass."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
+    """Return the text that stands below each field in the source of a dataclass of a module."""
+    classes = [each for each in _module_of(kind.__module__).body if isinstance(each, ast.ClassDef)]
+    (definition,) = (each for each in classes if each.name == kind.__name__)
     found = {}
     for each, below in pairwise(definition.body):
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and isinstance(below, ast.Expr):
             found[each.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     return found
+
+
+@cache
+def _module_of(name: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[name]))
 
 
 def _said(answer: Answer) -> int | None:
