@@ -17,7 +17,8 @@ OVERFLOW: Final = "float32 overflows beyond it"
 Factor = Annotated[float, (ABOVE_0, 1e6, OVERFLOW)]
 Cap = Annotated[float, (0, 1e6, OVERFLOW)]
 
-ScheduleName = Literal["gpipe", "1f1b", "2bw"]
+ScheduleName = Literal["gpipe", "1f1b", "2bw", "auto"]
+AUTO: Final = "auto"
 Recompute = Literal["none", "attention", "block"]
 """The part of each block that a stage's backward computes again instead of keeping it."""
 Quantizer = Literal["none", "nf4", "int8"]
@@ -350,6 +351,7 @@ class TrainSpec:
     """`[train]`: the recurrence of docs/numerics.md and the settings that its bits depend on."""
 
     schedule: ScheduleName = "2bw"
+    """auto: that with which the cluster comes to a loss sooner. Resolved when the job is submitted."""
     batches: Annotated[int, (1, 2**31 - 1, "a boundary's number has 31 bits")] = 150
     microbatches: Annotated[int, (1, 2**16 - 1, "a microbatch's number has 16 bits")] = 8
     """m: microbatches of one batch."""

@@ -15,6 +15,7 @@ from headway.daemon.plan.connections import ConnectionEstimate, LinkAssumptions
 from headway.daemon.plan.devices import GIB, place_names
 from headway.daemon.plan.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.plan.planner import make_plan
+from headway.daemon.plan.schedule_choice import with_schedule
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
@@ -53,6 +54,8 @@ class PlanPreview:
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
     filled_in: str = ""
     """Keys that the job leaves to the cards, with their values."""
+    schedule: str = ""
+    """Which schedule was chosen, and why; empty: the job names one."""
     epochs: int = 0
     """Number of epochs that the job names; 0: its file says `batches`."""
     batches: int | None = None
@@ -93,6 +96,7 @@ class PlanPreview:
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
+        left_out += [self.schedule] if self.schedule else []
         facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
         facts += [*link_sentences(self.link_kinds), *spares, others[-1]]
         return [*lines, "", *(line for fact in facts for line in fitted([fact], width))]
@@ -188,6 +192,7 @@ def preview(
     """
     devices = [device for node in nodes for device in node.devices]
     given, spec = spec, for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
+    spec, schedule = with_schedule(spec, nodes, links=links)
     plan = make_plan(spec, nodes, links=links)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
@@ -202,6 +207,7 @@ def preview(
         hides_links=distance.is_hidden or not distance.is_far,
         spare_devices=_spare_devices(plan, nodes),
         filled_in=what_was_filled_in(given, spec),
+        schedule=schedule,
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
         may_stop_early=spec.train.stops_early,

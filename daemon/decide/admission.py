@@ -18,6 +18,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rules import check_job, is_sha256
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.stages.plugin_names import PluginError
+from headway.stages.spec import AUTO
 from headway.stages.state.file_digest import FileDigest
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -44,6 +45,8 @@ def why_refused(record: SpecRecord, name: str) -> str:
         check_job(record.spec, "")
     except ConfigError as error:
         return str(error).removeprefix(":")
+    if record.spec.train.schedule == AUTO:
+        return 'train.schedule: "auto" is resolved by whoever submits a job'
     if record.spec.job.name != name:
         return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
     if not is_path_part(record.uid):

@@ -32,6 +32,7 @@ from headway.daemon.node.hardware import find_devices
 from headway.daemon.plan.cluster_plan import size
 from headway.daemon.plan.devices import cuda_reserve
 from headway.daemon.plan.layer_costs import layer_costs
+from headway.daemon.plan.schedule_choice import check_named
 from headway.daemon.reports.metrics_file import HistoryRow, MetricsFile, rates
 from headway.daemon.text.data_tokenizer import DataTokenizer
 from headway.stages.data.token_mixture import open_tokens
@@ -95,6 +96,7 @@ def run_reference(
     chosen = _chosen(device)
     devices = find_devices(chosen, 0)
     spec = read_draft(job_file).resolved(devices)
+    check_named([spec], str(job_file))
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)

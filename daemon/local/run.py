@@ -24,6 +24,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import read_parts
 from headway.daemon.plan.cluster_plan import size
+from headway.daemon.plan.schedule_choice import with_schedule
 from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
 from headway.daemon.reports.picture import Picture
 from headway.daemon.reports.report_page import check_report, write_report
@@ -79,6 +80,9 @@ async def run_job(
         environment=environment,
     )
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
+    spec, schedule = with_schedule(spec, equal_nodes(num_nodes, num_cores=num_cores()))
+    if schedule:
+        sys.stderr.write(f"headway: {schedule}\n")
     check_report(out / REPORT_NAME)
     make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)

@@ -35,6 +35,7 @@ from headway.daemon.local.reference_run import tokens_here
 from headway.daemon.models.origin_config import model_opener
 from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.node.hardware import find_devices
+from headway.daemon.plan.schedule_choice import check_named
 from headway.daemon.reports.job_report import duration
 from headway.daemon.reports.metrics_file import written
 from headway.daemon.study.study_file import Cell, Study, read_study
@@ -88,7 +89,9 @@ def open_study(path: Path) -> Study:
     def resolve(spec: JobSpec, named: frozenset[str]) -> JobSpec:
         return resolve_job(spec, job_file=path, devices=devices, cache_dir=default_cache_dir(), named=named)
 
-    return read_study(path, open_model=model_opener(path.parent), resolve=resolve)
+    study = read_study(path, open_model=model_opener(path.parent), resolve=resolve)
+    check_named(study.jobs.values(), str(path))
+    return study
 
 
 def run_study(

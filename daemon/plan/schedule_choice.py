@@ -1,0 +1,68 @@
+"""Chooses between `2bw` and `1f1b` for a job whose file says `schedule = "auto"`. Pure.
+
+A bubble costs seconds in every batch, and a delay costs batches: `1f1b` comes to a loss in some number of batches, and
+`2bw` to the same one in more. So the schedule with less of (seconds a batch) × (batches) is sooner there. It is chosen
+once, for the nodes that the cluster has when the job is submitted: the losses are a function of the job.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.cluster_plan import PlanRefused
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.planner import make_plan
+from headway.optim.spec import OptimSpec
+from headway.stages.spec import AUTO, ScheduleName
+
+CHOICES: Final[tuple[ScheduleName, ...]] = ("1f1b", "2bw")
+"""Of two that are equally fast the first one is chosen: it has no delay."""
+MORE_BATCHES: Final = {"adamw": (1.6, 1.25), "mars": (1.6, 1.25), "soap": (1.6, 1.25)}
+"""Batches of 2bw over those of 1f1b until the same loss, without and with Error Feedback, by the optimizer of the
+matrices, as docs/delay.md has measured it. Of those that are not named here: `_MORE_BATCHES`.
+"""
+_MORE_BATCHES: Final = (1.17, 1.05)
+
+
+def more_batches(optim: OptimSpec) -> float:
+    """Return the batches of 2bw over those of 1f1b until the same loss."""
+    without, with_feedback = MORE_BATCHES.get(optim.matrices.name, _MORE_BATCHES)
+    return with_feedback if optim.error_feedback else without
+
+
+def with_schedule(
+    spec: JobSpec, nodes: Sequence[NodeRecord], *, links: LinkAssumptions | None = None
+) -> tuple[JobSpec, str]:
+    """Return the job with a schedule that it leaves open chosen for these nodes, and a sentence on why; empty: the job
+    names one.
+    """
+    if spec.train.schedule != AUTO:
+        return spec, ""
+    jobs = {each: replace(spec, train=replace(spec.train, schedule=each)) for each in CHOICES}
+    plans = {each: make_plan(job, nodes, links=links) for each, job in jobs.items()}
+    seconds = {each: plan.predicted_batch_seconds for each, plan in plans.items() if not isinstance(plan, PlanRefused)}
+    if len(seconds) < len(CHOICES):
+        schedule: ScheduleName = next(iter(seconds), "2bw")
+        why = "only under it does the job fit into these nodes" if seconds else "no plan fits these nodes"
+        return jobs[schedule], f"Schedule: {schedule}, because {why}."
+    more = more_batches(spec.optim)
+    until = {"1f1b": seconds["1f1b"], "2bw": seconds["2bw"] * more}
+    schedule = min(CHOICES, key=until.__getitem__)
+    took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
+    return jobs[schedule], (
+        f"Schedule: {schedule}. A batch takes {took}; with its delay {spec.optim.matrices.name} needs about "
+        f"{100 * (more - 1):.0f} % more batches to the same loss, so 2bw is there in "
+        f"{until['2bw'] / until['1f1b']:.2f} times the seconds."
+    )
+
+
+def check_named(specs: Iterable[JobSpec], source: str) -> None:
+    """Raise ConfigError for a job that leaves its schedule open, where there are no nodes to choose it for."""
+    if any(spec.train.schedule == AUTO for spec in specs):
+        what = (
+            '"auto" is chosen for the nodes of a cluster, and there is none here; name the one that `headway plan` says'
+        )
+        raise ConfigError(what, f"{source}:train.schedule")

@@ -1,0 +1,71 @@
+"""`schedule = "auto"`: less of seconds a batch × batches to the same loss."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.preview import equal_nodes, preview
+from headway.daemon.cluster.records import NodeRecord, SpecRecord
+from headway.daemon.decide.admission import why_refused
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.plan.schedule_choice import check_named, more_batches, with_schedule
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec
+
+JOB = JobSpec(
+    job=JobSection(name="open"),
+    model=ModelSpec(num_hidden_layers=8, hidden_size=256, intermediate_size=688),
+    train=TrainSpec(schedule="auto", microbatches=4),
+)
+
+
+def seconds(schedule: ScheduleName, spec: JobSpec, nodes: tuple[NodeRecord, ...]) -> float:
+    train = dataclasses.replace(spec.train, schedule=schedule)
+    return preview(dataclasses.replace(spec, train=train), nodes)[0].plan.predicted_batch_seconds
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 16, 64, 512])
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("matrices", ["muon", "adamw"])
+def test_the_schedule_that_is_sooner_at_the_same_loss(microbatches: int, number: int, matrices: str) -> None:
+    """Whatever the bubble: one stage has none, and many microbatches hide it."""
+    train, optim = (
+        dataclasses.replace(JOB.train, microbatches=microbatches),
+        OptimSpec(matrices=GroupSpec(name=matrices)),
+    )
+    job, nodes = dataclasses.replace(JOB, train=train, optim=optim), equal_nodes(number)
+    chosen, why = with_schedule(job, nodes)
+    ratio = seconds("2bw", job, nodes) * more_batches(optim) / seconds("1f1b", job, nodes)
+    assert chosen.train.schedule == ("2bw" if ratio < 1 else "1f1b")
+    assert why.startswith(f"Schedule: {chosen.train.schedule}. ")
+    assert f"2bw is there in {ratio:.2f} times" in why
+    assert dataclasses.replace(chosen, train=train) == job
+    assert with_schedule(chosen, nodes) == (chosen, "")
+
+
+def test_both_are_chosen_somewhere() -> None:
+    """One stage has no bubble to save; eight in a row with one microbatch each do little else than wait."""
+    alone, row = equal_nodes(1), equal_nodes(4)
+    few = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, microbatches=4))
+    assert with_schedule(few, alone)[0].train.schedule == "1f1b"
+    one_each = dataclasses.replace(few, placement=dataclasses.replace(few.placement, replicas=(1,) * 4))
+    assert with_schedule(one_each, row)[0].train.schedule == "2bw"
+
+
+def test_a_plan_says_why_and_what_does_not_fit_is_said() -> None:
+    """The sentence is one of the plan's facts; without a plan the job waits for nodes under the default."""
+    told, _ = preview(JOB, equal_nodes(2))
+    assert told.schedule in told.lines
+    chosen, why = with_schedule(JOB, equal_nodes(2, memory_bytes=1 << 20))
+    assert (chosen.train.schedule, why) == ("2bw", "Schedule: 2bw, because no plan fits these nodes.")
+
+
+def test_an_open_schedule_is_refused_where_nobody_can_choose() -> None:
+    """By the plain loop, which has no nodes, and in a record of a cluster."""
+    with pytest.raises(ConfigError, match=r"job.toml:train.schedule: \"auto\" is chosen for the nodes of a cluster"):
+        check_named([JOB], "job.toml")
+    check_named([with_schedule(JOB, equal_nodes(1))[0]], str(Path()))
+    record = SpecRecord(spec=JOB, uid="u", submitted_by="", submitted_at=0.0)
+    assert why_refused(record, "open").startswith("train.schedule: ")
