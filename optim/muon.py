@@ -6,7 +6,7 @@ Source: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/, with th
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ def orthogonalize(matrices: Tensor, *, steps: int = NUM_STEPS, dtype: torch.dtyp
     x = matrices.contiguous().to(dtype)
     if is_tall:  # the smaller Gram matrix costs less
         x = x.mT
+    is_gram_halved, is_polynomial_halved = _halved(x)
     # The Frobenius norm bounds the spectral norm: all singular values start in [0, 1].
     norm = torch.linalg.vector_norm(x) if x.ndim == 2 else torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     x = x / norm.clamp_(min=NORM_FLOOR)
@@ -50,12 +51,78 @@ def orthogonalize(matrices: Tensor, *, steps: int = NUM_STEPS, dtype: torch.dtyp
         x = x.flatten(0, -3)
     product, product_sum = (torch.mm, torch.addmm) if x.ndim == 2 else (torch.bmm, torch.baddbmm)
     for _ in range(steps):
-        gram = product(x, x.mT)  # G = X·Xᵀ
-        polynomial = product_sum(gram, gram, gram, beta=B, alpha=C)  # b·G + c·G²
+        # G = X·Xᵀ, then b·G + c·G²
+        gram = _half_gram(x) if is_gram_halved else product(x, x.mT)
+        polynomial = _half_polynomial(gram) if is_polynomial_halved else product_sum(gram, gram, gram, beta=B, alpha=C)
         x = product_sum(x, polynomial, x, beta=A)  # a·X + (b·G + c·G²)·X
         STEPS.num_done += 1
     x = x.reshape(*batch, *x.shape[-2:])
     return x.mT if is_tall else x
+
+
+# Both products of a step that have a Gram matrix's shape are symmetric, so half of a large one is computed, if that
+# changes no bit: panels of rows, each from the diagonal on, and their mirror image below.
+#
+# The processor's kernels must give an element the bits in a panel that it has in the whole product, and on both sides
+# of the diagonal. So each is compared with the whole one, bit by bit, at the first use of a shape in a process; where
+# they differ, the product stays whole, as b·G + c·G² does in float32 if a library multiplies c into one of its factors.
+
+PANEL: Final = 256
+"""Rows of a panel. It begins at a multiple of 64 bytes whatever the length of a row, as tensors of torch do."""
+SMALLEST_HALVED: Final = 640
+"""Rows of the smallest product that is halved: the mirror image of a small one costs what the other half would."""
+
+
+def _half_gram(x: Tensor) -> Tensor:
+    """Return X·Xᵀ of X [rows, cols]."""
+    return _mirrored(x, lambda rows, rest, out: torch.mm(x[rows], x[rest].mT, out=out))
+
+
+def _half_polynomial(gram: Tensor) -> Tensor:
+    """Return b·G + c·G² of a symmetric G."""
+
+    def panel(rows: slice, rest: slice, out: Tensor) -> None:
+        torch.addmm(gram[rows, rest], gram[rows], gram[:, rest], beta=B, alpha=C, out=out)
+
+    return _mirrored(gram, panel)
+
+
+def _mirrored(x: Tensor, panel: Callable[[slice, slice, Tensor], object]) -> Tensor:
+    """Return a symmetric matrix with as many rows as X, whose `panel` of some rows and all columns from them on fills
+    the given tensor.
+    """
+    whole = x.new_empty(x.size(0), x.size(0))
+    for start in range(0, x.size(0), PANEL):
+        rows, rest, below = slice(start, start + PANEL), slice(start, None), slice(start + PANEL, None)
+        panel(rows, rest, whole[rows, rest])
+        whole[below, rows].copy_(whole[rows, below].mT)
+    return whole
+
+
+def _halved(x: Tensor) -> tuple[bool, bool]:
+    """Return whether G, and b·G + c·G², are computed by halves: as always not on CUDA and with several threads."""
+    is_large = x.ndim == 2 and x.size(0) >= SMALLEST_HALVED
+    if not is_large or x.device.type != "cpu" or torch.get_num_threads() != 1:
+        return False, False
+    return _halves_have_same_bits(*x.shape, x.dtype)
+
+
+@lru_cache(maxsize=256)
+def _halves_have_same_bits(rows: int, cols: int, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Compare both halved products with whole ones, G of a matrix that lies row by row and of one that lies as a tall
+    one does, transposed. Takes no more memory than the iteration.
+    """
+    generator = torch.Generator().manual_seed(rows * cols)
+
+    def is_same(x: Tensor) -> bool:
+        return torch.equal(_half_gram(x), torch.mm(x, x.mT))
+
+    is_gram_same = is_same(torch.randn(rows, cols, generator=generator, dtype=dtype))
+    is_gram_same = is_same(torch.randn(cols, rows, generator=generator, dtype=dtype).mT) and is_gram_same
+    # Near the identity, as Gram matrices of the iteration are: b·G and c·G² are of one size.
+    gram = _half_gram(torch.randn(rows, rows, generator=generator, dtype=dtype).div_(rows**0.5))
+    is_polynomial_same = torch.equal(_half_polynomial(gram), torch.addmm(gram, gram, gram, beta=B, alpha=C))
+    return is_gram_same, is_polynomial_same
 
 
 # Orthogonalisation of several matrices of one shape at once, if that saves time and changes no bit.
