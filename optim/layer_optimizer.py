@@ -51,15 +51,16 @@ class ErrorFeedback:
 
     The inner optimizer went from W_b to W'. With δ_b = W_b − W' and c = α·delay:
 
-        W_{b+1} = W' − c·(δ_b − δ_{b−1})        b ≥ 1
-        W_{b+1} = W'                            b = 0
+        W_{b+1} = W' − c·(δ_b − δ_{b−1})        b > sync_batches
+        W_{b+1} = W'                            b ≤ sync_batches, up to which gradients are fresh
 
     At c = 0 it is inactive: not to be called, and it holds no state. `dtype` is that of the state alone: δ_{b−1} is
     rounded to it once, when it is stored.
     """
 
-    def __init__(self, alpha: float, *, delay: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, alpha: float, *, delay: int, sync_batches: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self.gain = alpha * delay
+        self.sync_batches = sync_batches
         self.dtype = dtype
         self.deltas: dict[str, Tensor] = {}
 
@@ -72,10 +73,10 @@ class ErrorFeedback:
     def correct(self, name: str, weight: Tensor, *, before: Tensor, update_index: int) -> None:
         """Turn `weight` from W' into W_{b+1} in place; `before` is W_b. Both are fp32, of the parameter's shape.
 
-        Raises KeyError when δ_{b−1} is missing after update 0.
+        Raises KeyError when δ_{b−1} is missing.
         """
         delta = before - weight
-        if update_index == 0:
+        if update_index <= self.sync_batches:
             self.deltas[name] = delta.to(self.dtype)
             return
         # One subtraction, one multiplication, one subtraction, each rounded: `sub(alpha=)` could become a fused
@@ -441,7 +442,7 @@ class TorchLayerOptimizer:
 
 
 def optimizer_factory(
-    spec: OptimSpec, *, num_batches: int, delay: int
+    spec: OptimSpec, *, num_batches: int, delay: int, sync_batches: int = 0
 ) -> Callable[[str, Mapping[str, Tensor]], TorchLayerOptimizer]:
     """Return the factory of each layer's optimizer, by the layer's name and its parameters.
 
@@ -473,7 +474,10 @@ def optimizer_factory(
             groups=groups,
             schedule=schedule,
             error_feedback=ErrorFeedback(
-                spec.error_feedback, delay=delay, dtype=getattr(torch, spec.error_feedback_dtype)
+                spec.error_feedback,
+                delay=delay,
+                sync_batches=sync_batches,
+                dtype=getattr(torch, spec.error_feedback_dtype),
             ),
         )
 

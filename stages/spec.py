@@ -352,6 +352,8 @@ class TrainSpec:
 
     schedule: ScheduleName = "2bw"
     """auto: that with which the cluster comes to a loss sooner. Resolved when the job is submitted."""
+    sync_batches: Annotated[int, (0, 2**31 - 1, "a batch's number has 31 bits")] = 0
+    """k of 2bw: so many batches have no delay before the others have one."""
     batches: Annotated[int, (1, 2**31 - 1, "a boundary's number has 31 bits")] = 150
     microbatches: Annotated[int, (1, 2**16 - 1, "a microbatch's number has 16 bits")] = 8
     """m: microbatches of one batch."""
@@ -413,8 +415,17 @@ class TrainSpec:
 
     @property
     def delay(self) -> int:
-        """Return d: how many versions old the weights of a gradient are."""
+        """Return d: how many versions old the weights of a gradient are, after `sync_batches`."""
         return 1 if self.schedule == "2bw" else 0
+
+    @property
+    def of_optimizers(self) -> dict[str, int]:
+        """Return what optimizers have to know of the recurrence, as keywords."""
+        return {"num_batches": self.batches, "delay": self.delay, "sync_batches": self.sync_batches}
+
+    def weight_version(self, batch: int) -> int:
+        """Return v(b) of a batch."""
+        return weight_version(batch, self.delay, self.sync_batches)
 
     @property
     def has_mask(self) -> bool:
@@ -511,9 +522,9 @@ def timed_kind(layer: str, recompute: str) -> str:
     return f"{kind}+{recompute}" if kind.startswith("block") and recompute in ("attention", "block") else kind
 
 
-def weight_version(batch: int, delay: int) -> int:
+def weight_version(batch: int, delay: int, sync_batches: int = 0) -> int:
     """Return v(b): the version on which batch b is computed, forward and backward, on every stage."""
-    return max(0, batch - delay)
+    return batch if batch < sync_batches else max(sync_batches, batch - delay)
 
 
 def layer_names(model: ModelSpec) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 SAME: Final = (
     "train.dtype",
     "train.schedule",
+    "train.sync_batches",
     "train.microbatches",
     "optim.matrices.name",
     "optim.rest.name",

@@ -66,7 +66,7 @@ def forecast(
     assert times is not None, "a plan's node or device is gone"
     costs, stages = times.costs, times.stages
     num_batches = _num_batches(spec, len(stages), at_most=max(MOST_BATCHES, 2 * num_shown))
-    train = replace(spec.train, batches=num_batches, eval_every=0, eval_patience=0)
+    train = replace(spec.train, batches=num_batches, eval_every=0, eval_patience=0, sync_batches=0)
     schedules = [
         StageSchedule.of(
             train,

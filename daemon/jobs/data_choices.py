@@ -153,8 +153,8 @@ _WARMUP: Final = "optim.warmup_batches"
 def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None = None) -> JobSpec:
     """Return the job with the warm-up that its file leaves out: a share of its schedule.
 
-    named: the keys of its file; None: all. Raises ConfigError for a warm-up without an end, and for a schedule whose
-    end is unknown, beyond the job or followed by nothing.
+    named: the keys of its file; None: all. Raises ConfigError for a warm-up without an end, for more batches without
+    delay than there are, and for a schedule whose end is unknown, beyond the job or followed by nothing.
     """
     optim, batches = spec.optim, spec.train.batches
     if named is not None and _WARMUP in named and optim.warmup_batches >= batches:
@@ -163,6 +163,9 @@ def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None =
     if named is not None and _WARMUP not in named:
         length = min(optim.schedule_batches or batches, batches)
         optim = replace(optim, warmup_batches=round(optim.warmup_share * length))
+    if spec.train.sync_batches > batches:
+        what = f"{spec.train.sync_batches} batches without delay are more than the {batches} of the job"
+        raise ConfigError(f"{what}; set it to {batches} or less", f"{source}:train.sync_batches")
     if why := _why_no_end(spec):
         raise ConfigError(why, _at(source, "after_end" if optim.after_end else "schedule_batches"))
     return replace(spec, optim=optim)

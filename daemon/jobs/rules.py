@@ -384,6 +384,8 @@ def _train_faults(spec: JobSpec) -> Faults:
         what = f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch"
         most = f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed"
         yield "train.microbatch_size", f"{what}; {most}. Take more microbatches instead"
+    if not train.delay:
+        yield from _unused(train, "train", 'schedule = "2bw"', "sync_batches")
     if train.compile:
         yield from _compile_faults(spec)
     if train.exactness == "required" and is_rounding(train):

@@ -31,7 +31,7 @@ from headway.stages.model.experts import set_router_losses
 from headway.stages.model.initial_weights import frozen_beside, initial_adapters, initial_parameters
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.model.positions import document_rows
-from headway.stages.spec import ROUTER_BIAS, TIED, weight_version
+from headway.stages.spec import ROUTER_BIAS, TIED
 from headway.stages.state.optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def reference(
         frozen = {n: frozen_beside(initial(n), LayerName(n), job.model, train, device=device) for n in job.layers}
         initial = adapters or partial(initial_adapters, spec=job.model, seed=job.job.seed)
     master = {name: _moved(initial(name), device) for name in job.layers}
-    make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
+    make_optimizer = optimizers_from or optimizer_factory(job.optim, **train.of_optimizers)
     versions = _Versions(job, master, frozen, make_optimizer)
     cuts = {name: _CodedCut(job) for name in coded_cuts}
     rule, tally, end = StopRule.of(train), EvaluationTally(), train.batches
@@ -105,7 +105,7 @@ def reference(
         if b == end:
             break
         started = perf_counter()
-        version = weight_version(b, train.delay) % 2
+        version = train.weight_version(b) % 2
         model = versions.models[version]
         eval_loss = _evaluated(job, model, tokens, device, train.num_evaluated) if train.evaluates(b) else None
         if rule is not None and eval_loss is not None:

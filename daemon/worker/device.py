@@ -274,9 +274,9 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
             key: torch.zeros(shape, dtype=dtype if is_plain(key, own) else own, device=device)
             for key, (shape, own) in frozen_shapes(name, model).items()
         }
-    optimizer = optimizer_factory(spec.optim, num_batches=train.batches, delay=train.delay)(name, weights)
+    optimizer = optimizer_factory(spec.optim, **train.of_optimizers)(name, weights)
     versions = WeightVersions(weights, version=0, dtype=dtype)
-    layer = LayerState(name, versions, optimizer, delay=train.delay, frozen=frozen)
+    layer = LayerState(name, versions, optimizer, train=train, frozen=frozen)
     graph = StageGraph([layer], model, train, is_first=is_first, is_last=is_last)
     tokens = torch.zeros((train.microbatch_size, train.sequence_length), dtype=torch.int64, device=device)
     shape = (train.hidden_rows, train.sequence_length, model.hidden_size)

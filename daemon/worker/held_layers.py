@@ -198,7 +198,7 @@ def _load_layer(
     name = LayerName(source.layer)
     if source.kind is SourceKind.LIVE:
         return held.layer(name, start.plan.boundary)
-    make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
+    make_optimizer = optimizer_factory(spec.optim, **spec.train.of_optimizers)
     if base is None and spec.model.has_adapter and spec.origin.url:
         raise RefusedError(f"no source is named for the frozen weights of {name}")
     frozen, adapters = _load_frozen(base, name, spec, device=device, loading=loading)

@@ -80,7 +80,7 @@ def _forward(state: ScheduleState) -> Forward | None:
 
 def _may_begin(state: ScheduleState, batch: int) -> bool:
     """Return whether a batch's weights are there, and no evaluation can end the job before that batch any more."""
-    return batch - state.schedule.delay <= state.version and batch - state.lag < state.first_unjudged
+    return state.schedule.weight_version(batch) <= state.version and batch - state.lag < state.first_unjudged
 
 
 def awaited(state: ScheduleState) -> Awaited:

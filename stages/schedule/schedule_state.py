@@ -4,7 +4,6 @@ from math import inf
 
 from headway.stages.early_stop import stop_lag
 from headway.stages.schedule.stage_schedule import StageSchedule
-from headway.stages.spec import weight_version
 
 
 class ScheduleState:
@@ -119,7 +118,15 @@ class ScheduleState:
     @property
     def num_versions_live(self) -> int:
         """Return the number of weight versions that coming operations will read."""
-        return 1 + max(0, self.version - weight_version(self.backwards.batch, self.schedule.delay))
+        return 1 + max(0, self.version - self.schedule.weight_version(self.backwards.batch))
+
+    @property
+    def newest_elsewhere(self) -> int:
+        """Return the newest batch b that another worker can have begun: for W_v(b) it needs this one's backwards of all
+        batches below v(b).
+        """
+        done = self.backwards.batch
+        return done + 1 if self.schedule.weight_version(done + 1) == done else done
 
     @property
     def is_update_ready(self) -> bool:
@@ -148,16 +155,12 @@ class ScheduleState:
         )
 
     def expects_input(self, batch: int, microbatch: int) -> bool:
-        """Return whether an activation is new and belongs to this stage.
-
-        A stage begins a batch when it has applied the update of the one before the last (with delay), or of the last.
-        So it has all gradients of that batch, and this stage has done all its backwards.
-        """
+        """Return whether an activation is new and belongs to this stage."""
         return (
             not self.schedule.is_first
             and microbatch in self._held
             and batch < self.stop
-            and batch <= self.backwards.batch + self.schedule.delay
+            and batch <= self.newest_elsewhere
             and not self.forwards.has_passed(batch, microbatch)
             and (batch, microbatch) not in self.inputs
         )
@@ -300,7 +303,7 @@ class ScheduleState:
         assert self.schedule.is_lead, "only the leading replica chooses where to stop"
         begun = self._begun
         if self.schedule.groups is not None:
-            begun = max(begun, self.backwards.batch + self.schedule.delay + 1)
+            begun = max(begun, self.newest_elsewhere + 1)
             if begun > self.first_unjudged + self.lag:  # no replica begins that batch before the judgement is known
                 begun = int(self.first_unjudged) + self.lag
         self.stop = min(self.stop, begun)

@@ -14,7 +14,6 @@ from headway.stages.schedule.next_op import WAIT, next_op
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.schedule.stage_schedule import StageSchedule
-from headway.stages.spec import weight_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +228,10 @@ class Pipeline:
         times, version = self._times[worker], state.version
         match op:
             case Forward(batch, _):
-                version = weight_version(batch, state.schedule.delay) if batch < state.end else batch
+                version = state.schedule.weight_version(batch) if batch < state.end else batch
                 seconds = times.forward
             case Backward(batch, _):
-                version = weight_version(batch, state.schedule.delay)
+                version = state.schedule.weight_version(batch)
                 is_last = state.backwards.num_done + 1 == len(state.schedule.held_microbatches)
                 seconds = times.backward + (times.clip if is_last else 0.0)
             case Orthogonalize():

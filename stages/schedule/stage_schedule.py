@@ -1,14 +1,15 @@
 """One worker's part of a schedule, and of each batch's microbatches. Pure.
 
-A schedule is three numbers. `delay` is how many versions old the weights of a gradient are. `depth` limits the
-microbatches in flight. `warmup` is how many forwards of a batch come before its first backward.
+A schedule is three numbers, and `sync_batches`, up to which there is no delay. `delay` is how many versions old the
+weights of a gradient are. `depth` limits the microbatches in flight. `warmup` is how many forwards of a batch come
+before its first backward.
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headway.stages.spec import ScheduleName, TrainSpec
+from headway.stages.spec import ScheduleName, TrainSpec, weight_version
 
 # The progress of one worker's forwards, or of its backwards: which microbatch is next, in which order. Pure.
 
@@ -91,6 +92,8 @@ class StageSchedule:
 
     delay: int
     """d: 0 or 1."""
+    sync_batches: int = 0
+    """k: the first k batches have no delay."""
     depth: int
     """Maximum of forwards done minus backwards done."""
     warmup: int = 1
@@ -140,6 +143,7 @@ class StageSchedule:
         is_last, is_gpipe = stage_index == num_stages - 1, train.schedule == "gpipe"
         return cls(
             delay=train.delay,
+            sync_batches=train.sync_batches,
             depth=train.microbatches if is_gpipe else depth,
             warmup=train.microbatches if is_gpipe and is_last else 1,
             num_microbatches=train.microbatches,
@@ -155,6 +159,10 @@ class StageSchedule:
             judged_every=train.eval_every if train.stops_early else 0,
             num_held_out=train.num_evaluated if train.eval_every else 0,
         )
+
+    def weight_version(self, batch: int) -> int:
+        """Return v(b) of a batch."""
+        return weight_version(batch, self.delay, self.sync_batches)
 
     @property
     def is_lead(self) -> bool:

@@ -263,9 +263,8 @@ class BatchGradients:
 
     def expects_tied(self, frame: Frame) -> bool:
         """Return whether a TIED_SUMS is the next of its group, of a batch that the other end can have done."""
-        newest_batch = self._state.backwards.batch + self._state.schedule.delay
         is_next = self._tied is not None and self._tied.expects(frame.microbatch, frame.batch)
-        return is_next and frame.batch <= newest_batch
+        return is_next and frame.batch <= self._state.newest_elsewhere
 
     def tied_arrived(self, frame: Frame, tensor: DeviceCopy) -> None:
         """Take an expected TIED_SUMS; call `join_ties` once it is on the device."""

@@ -17,7 +17,6 @@ from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.schedule_state import ScheduleState
-from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext, StageLinks
@@ -214,7 +213,7 @@ class Executor:
         if batch == self.state.end:
             return self._evaluate_end(batch, microbatch)
         key = (batch, microbatch)
-        version = weight_version(batch, self.state.schedule.delay)
+        version = self.state.schedule.weight_version(batch)
         rows, held_out = self._input(batch, microbatch)
         link = self._downstream[microbatch]
         if held_out is not None:

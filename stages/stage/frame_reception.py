@@ -179,8 +179,7 @@ class FrameReception:
     def _accept_from_sibling(self, frame: Frame) -> None:
         siblings = self._siblings
         assert siblings is not None
-        newest_batch = self._state.backwards.batch + self._schedule.delay
-        self._require(frame, siblings.expects(frame, newest_batch=newest_batch))
+        self._require(frame, siblings.expects(frame, newest_batch=self._state.newest_elsewhere))
         if frame.kind is FrameKind.STOP:
             try:
                 self._state.stop_at(int(*numbers_of(frame.tensors[0])))

@@ -83,9 +83,10 @@ class StageLoop(Generic[ItemT]):
             self._wait_for_snapshot()
             return
         peer, patience_s = executor.awaited_peer(what), executor.context.patience_s
-        # Without delay a stage fills and drains: it cannot but wait while no batch is half forwarded.
+        # Without delay nobody may begin the next batch, so a stage fills and drains: it cannot but wait while no batch
+        # is half forwarded.
         is_inherent = (
-            state.schedule.delay == 0
+            state.newest_elsewhere == state.backwards.batch
             and state.forwards.num_done == 0
             and what not in (Awaited.REDUCTION, Awaited.SHARES)
         )

@@ -11,7 +11,7 @@ from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import is_of_adapter
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
 from headway.stages.model.initial_weights import frozen_beside, in_dtype, initial_adapters, initial_parameters
-from headway.stages.spec import ModelSpec, TrainSpec, weight_version
+from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions
 
@@ -26,7 +26,7 @@ class LayerState:
     version, in no file, from the model's folder or the seed wherever the layer goes.
     """
 
-    __slots__ = ("delay", "frozen", "name", "optimizer", "versions")
+    __slots__ = ("frozen", "name", "optimizer", "train", "versions")
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class LayerState:
         versions: WeightVersions,
         optimizer: LayerOptimizer,
         *,
-        delay: int,
+        train: TrainSpec,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.name = name
         self.frozen = {key: Parameter(tensor, requires_grad=False) for key, tensor in (frozen or {}).items()}
         self.versions = versions
         self.optimizer = optimizer
-        self.delay = delay
+        self.train = train
 
     @classmethod
     def initial(
@@ -79,7 +79,7 @@ class LayerState:
     ) -> Self:
         optimizer = optimizer_factory(name, weights)
         versions = WeightVersions(weights, version=0, dtype=getattr(torch, train.dtype))
-        return cls(name, versions, optimizer, delay=train.delay, frozen=frozen)
+        return cls(name, versions, optimizer, train=train, frozen=frozen)
 
     @classmethod
     def from_tensors(
@@ -109,7 +109,7 @@ class LayerState:
             return cls._beginning(name, weights, train, optimizer_factory, frozen={})
         dtype: torch.dtype = getattr(torch, train.dtype)
         newest = "current" if dtype == torch.float32 else "master"
-        needs_previous = _needs_previous(boundary, train.delay)
+        needs_previous = _needs_previous(boundary, train)
         unknown = slots.keys() - {newest, "optim"} - ({"previous"} if needs_previous else set())
         if unknown:
             raise ValueError(f"a layer at boundary {boundary} has no {', '.join(sorted(unknown))}")
@@ -122,7 +122,7 @@ class LayerState:
         except KeyError as error:
             raise ValueError(f"the optimizer's state does not fit: {error}") from error
         versions = WeightVersions(weights, version=boundary, dtype=dtype, previous=previous)
-        return cls(name, versions, optimizer, delay=train.delay, frozen=frozen)
+        return cls(name, versions, optimizer, train=train, frozen=frozen)
 
     @property
     def boundary(self) -> Boundary:
@@ -137,12 +137,12 @@ class LayerState:
         """Return the content of the boundary, flat. Live: not copies.
 
         `current/<parameter>` W_b in fp32, `master/<parameter>` instead of it in a bfloat16 job;
-        `previous/<parameter>` W_{b-1} in the job's dtype, if the delay is 1 and b ≥ 1;
+        `previous/<parameter>` W_{b-1} in the job's dtype, if batch b is computed on it;
         `optim/<slot>/<parameter>` the optimizer's state.
         """
         newest = "current" if self.versions.master is None else "master"
         content = {f"{newest}/{name}": tensor for name, tensor in self.weights().items()}
-        if _needs_previous(self.boundary, self.delay):
+        if _needs_previous(self.boundary, self.train):
             plain = self.versions.plain(self.boundary - 1)
             content |= {f"previous/{name}": tensor for name, tensor in plain.items()}
         return content | {f"optim/{key}": tensor for key, tensor in self.optimizer.state().items()}
@@ -234,9 +234,9 @@ def update_layers(
         of_layer.end_update(batch)
 
 
-def _needs_previous(boundary: int, delay: int) -> bool:
+def _needs_previous(boundary: int, train: TrainSpec) -> bool:
     """Return whether batch b, the first after the boundary, is computed on an older version than W_b."""
-    return weight_version(boundary, delay) < boundary
+    return train.weight_version(boundary) < boundary
 
 
 def _checked(

@@ -14,7 +14,7 @@ from typing import Final
 
 from headway.daemon.cluster.lineage import Lineage
 from headway.daemon.jobs.job import JobSpec
-from headway.stages.spec import TrainSpec, weight_version
+from headway.stages.spec import TrainSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +272,13 @@ def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds
 
 def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
     """But held-out text after the last update is computed on what that has made."""
-    delay, shares = train.delay, _shares(history, train)
+    shares = _shares(history, train)
     end = _num_final(history, train) if train.eval_every else -1
     for operation in history.operations:
         is_newest = operation.op == "update" or (operation.op == "forward" and operation.batch == end)
-        wanted = operation.batch if is_newest else weight_version(operation.batch, delay)
+        wanted = operation.batch if is_newest else train.weight_version(operation.batch)
         if operation.version != wanted:
-            yield f"{_name(operation, shares)}: read version {operation.version}, not {wanted} (delay {delay})"
+            yield f"{_name(operation, shares)}: read version {operation.version}, not {wanted} (delay {train.delay})"
 
 
 def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:

@@ -111,7 +111,7 @@ def _operation(plan: PlanSeen, worker: int, op: str, batch: int, microbatch: int
         op=op,
         batch=batch,
         microbatch=microbatch,
-        version=batch if op == "update" else max(0, batch - JOB.train.delay),
+        version=batch if op == "update" else JOB.train.weight_version(batch),
         versions_live=1 if batch == 0 else 2,
         started=started,
         process=f"worker node-{worker + 1}",

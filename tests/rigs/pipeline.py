@@ -141,7 +141,7 @@ class TellsBatches:
 
 
 def factory_of(job: JobSpec) -> OptimizerFactory:
-    return optimizer_factory(job.optim, num_batches=job.train.batches, delay=job.train.delay)
+    return optimizer_factory(job.optim, **job.train.of_optimizers)
 
 
 def initial_layers(job: JobSpec) -> dict[str, LayerState]:

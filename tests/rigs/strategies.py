@@ -10,7 +10,7 @@ from headway.stages.early_stop import stop_lag
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, stages_of
 from headway.stages.schedule.stage_schedule import StageSchedule, depths_with_slack, replica_depth, schedule_depth
-from headway.stages.spec import ScheduleName, weight_version
+from headway.stages.spec import ScheduleName
 from tests.rigs.eventful_pipeline import EventfulPipeline, SnapshotTimes, StopRequest
 
 
@@ -67,6 +67,7 @@ def stage_schedules(
     num_groups: int = 1,
     first_batch: int = 0,
     num_held_out: int = 0,
+    sync_batches: int = 0,
 ) -> tuple[StageSchedule, ...]:
     """The schedule of every stage, with slack; round_trips: of each link, in microbatch times."""
     needed = [
@@ -76,6 +77,7 @@ def stage_schedules(
     return tuple(
         StageSchedule(
             delay=1 if schedule == "2bw" else 0,
+            sync_batches=sync_batches,
             depth=depths[s],
             warmup=num_microbatches if schedule == "gpipe" and s == num_stages - 1 else 1,
             num_microbatches=num_microbatches,
@@ -115,7 +117,7 @@ def shares(draw: st.DrawFn, num_groups: int) -> list[tuple[int, ...]]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Up to 6 stages of up to 3 workers, and 12 microbatches; any times, latencies, update times; with and without
-    clip, stop, snapshot, held-out text.
+    clip, stop, snapshot, held-out text; with delay after any number of batches without it.
     """
     p, m = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     seconds = st.floats(0.0, 8.0, allow_nan=False)
@@ -134,6 +136,7 @@ def cases(draw: st.DrawFn) -> Case:
         num_groups=num_groups,
         first_batch=first_batch,
         num_held_out=draw(st.integers(0, m)),
+        sync_batches=draw(st.integers(0, 8)) if schedule == "2bw" else 0,
     )
     has_replicas, group_by_group = draw(st.booleans()), draw(st.booleans())
     if not has_replicas:
@@ -205,7 +208,7 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
     """
     if simulation.is_stuck:
         return f"stuck at {simulation.boundaries}, not {simulation.stop}", None
-    delay, first = case.schedules[0].delay, case.schedules[0].first_batch
+    first, is_late = case.schedules[0].first_batch, case.schedule == "2bw"
     newest = [first] * len(case.schedules)
     in_flight = [0] * len(case.schedules)
     read_until = [0.0] * len(case.schedules)
@@ -227,7 +230,7 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
             case Forward(batch, microbatch):
                 in_flight[s] += 1
                 read_by[s, batch, microbatch] = done.version
-                if done.version != weight_version(batch, delay):
+                if done.version != batch - (is_late and batch > case.schedules[0].sync_batches):
                     return "forward on another version than v(b)", done
                 if newest[s] - done.version not in (0, 1):
                     return "forward on a version that is not live", done

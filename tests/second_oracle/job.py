@@ -132,6 +132,7 @@ class Train:
     """`[train]`: the recurrence. `recompute` is missing because it changes no bit."""
 
     schedule: str
+    sync_batches: int
     batches: int
     microbatches: int
     microbatch_size: int

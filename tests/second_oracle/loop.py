@@ -44,7 +44,7 @@ def train(
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds.
     """
-    settings, delay = job.train, job.train.delay
+    settings, delay, k = job.train, job.train.delay, job.train.sync_batches
     torch.set_num_threads(settings.threads)
     wire = Wire(settings.wire, coded_cuts, has_feedback=settings.wire_feedback, num_groups=settings.reduction_groups)
     base = initial_weights(job.model, seed=job.seed)
@@ -57,7 +57,7 @@ def train(
     for b in range(settings.batches):
         if b == end:
             break
-        version = versions[max(0, b - delay)]
+        version = versions[b if b < k else max(k, b - delay)]
         if settings.eval_every and b % settings.eval_every == 0:
             assert len(held_out) == len(streams), "an evaluation needs validation splits"
             evaluations[b] = evaluation(job, held_out, version, base)

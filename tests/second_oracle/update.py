@@ -37,7 +37,9 @@ class Update:
                 optimizer = OPTIMIZERS[group.name](group, weight)
                 self.parameters[layer, name] = (
                     optimizer,
-                    ErrorFeedback(job.error_feedback, job.train.delay, job.error_feedback_dtype),
+                    ErrorFeedback(
+                        job.error_feedback, job.train.delay, job.train.sync_batches, job.error_feedback_dtype
+                    ),
                 )
 
     def __call__(self, b: int, weights: Weights, gradient: Weights) -> Weights:
@@ -52,12 +54,12 @@ class Update:
             after_end=self.job.after_end,
         )
         return {
-            layer: {name: self._one(layer, name, weight, gradient, rate) for name, weight in parameters.items()}
+            layer: {name: self._one(b, layer, name, weight, gradient, rate) for name, weight in parameters.items()}
             for layer, parameters in weights.items()
         }
 
-    def _one(self, layer: str, name: str, weight: Tensor, gradient: Weights, rate: float) -> Tensor:
+    def _one(self, b: int, layer: str, name: str, weight: Tensor, gradient: Weights, rate: float) -> Tensor:
         optimizer, feedback = self.parameters[layer, name]
         inner = optimizer.updated(weight, gradient[layer][name], lr=optimizer.group.lr * rate)
         optimizer.remembered()
-        return feedback.corrected(weight, inner)
+        return feedback.corrected(b, weight, inner)

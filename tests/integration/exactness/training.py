@@ -116,7 +116,7 @@ class Oracle:
                 coded_cuts=coded_cuts,
                 device=self._device,
                 # a schedule of learning rates follows the length of the whole job
-                optimizers_from=optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay),
+                optimizers_from=optimizer_factory(spec.optim, **spec.train.of_optimizers),
             )
             folder = self._folder / f"model-{len(self._known)}"
             write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)

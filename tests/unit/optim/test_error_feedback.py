@@ -49,6 +49,20 @@ def test_update_zero_only_remembers() -> None:
     assert feedback.deltas["w"].tolist() == [2.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_by_fresh_gradients_are_remembered_and_not_corrected(dtype: torch.dtype) -> None:
+    """Three batches without delay → δ_0 to δ_3 are only stored, and update 4 is the first one with a correction."""
+    feedback = ErrorFeedback(1.0, delay=1, sync_batches=3, dtype=dtype)
+    weight = torch.zeros(3)
+    for b, step in enumerate((1.0, 4.0, 2.0, 8.0, 16.0)):
+        before = weight.clone()
+        weight -= step
+        feedback.correct("w", weight, before=before, update_index=b)
+        assert (before - weight).tolist() == [step if b < 4 else 16.0 + (16.0 - 8.0)] * 3
+        assert feedback.deltas["w"].tolist() == [step] * 3
+        assert feedback.deltas["w"].dtype == dtype
+
+
 def test_a_lost_buffer_is_an_error() -> None:
     """δ_{b−1} was not brought along → KeyError with the parameter's name, not a silent restart."""
     with pytest.raises(KeyError, match="w"):

@@ -242,6 +242,15 @@ JOBS = {
     "masked, two groups": job_file('loss_mask = "data"\nreduction_groups = 2'),
     "masked, bfloat16, chunks of 7": job_file('loss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 7'),
     "bfloat16": job_file('dtype = "bfloat16"'),
+    "two_batches_without_delay": job_file("sync_batches = 2", batches=6),
+    "a batch without delay, evaluated, bfloat16": job_file(
+        'sync_batches = 1\neval_every = 1\ndtype = "bfloat16"\nreduction_groups = 2',
+        'error_feedback_dtype = "bfloat16"',
+        batches=5,
+    ),
+    "ends early, at first without delay": job_file(
+        "sync_batches = 5\neval_every = 1\neval_patience = 2\neval_min_delta = 0.02", batches=12
+    ),
     "bfloat16, two groups, Muon in bfloat16": job_file(
         'dtype = "bfloat16"\nreduction_groups = 2\nschedule = "gpipe"', f"matrices = {COARSE_MUON}\nrest = {LION}"
     ),
@@ -382,10 +391,12 @@ def drawn_job(number: int) -> str:
         ]
     )
     m = draw.randint(1, 6)
+    schedule = draw.choice(["2bw", "2bw", "1f1b", "gpipe"])
     group = [MUON, COARSE_MUON, NARROW_MUON, ADAMW, NARROW_ADAMW, LION, NARROW_LION, SGD, PLAIN_SGD, HEAVY_BALL]
     group += [NORMUON, LIONMUON, SOAP, LONG_SOAP, ADAN, MARS]
     train = f"""
-schedule = "{draw.choice(["2bw", "2bw", "1f1b", "gpipe"])}"
+schedule = "{schedule}"
+sync_batches = {draw.choice([0, 0, 1, 3]) if schedule == "2bw" else 0}
 dtype = "{draw.choice(["float32", "float32", "bfloat16"])}"
 microbatches = {m}
 sequence_length = {draw.choice([1, 5, 16, 65])}

@@ -251,6 +251,8 @@ def test_a_job_that_does_not_fit_is_refused_with_the_key(tmp_path: Path) -> None
         check_fits(wide, manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"train\.dtype"):
         check_fits(replace(SPEC, train=replace(SPEC.train, dtype="bfloat16")), manifest, "job.toml")
+    with pytest.raises(ConfigError, match=r"train\.sync_batches: is 50, but the checkpoint of demo has 0"):
+        check_fits(replace(SPEC, train=replace(SPEC.train, sync_batches=50)), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"optim\.error_feedback: is 0, but the checkpoint of demo was made with 1"):
         check_fits(replace(SPEC, optim=replace(SPEC.optim, error_feedback=0.0)), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"train\.batches: 40 batches are done at boundary 40"):
@@ -335,6 +337,14 @@ def test_a_schedule_that_cannot_be_meant_is_refused(optim: dict[str, Any], why: 
     spec = replace(SPEC, optim=replace(SPEC.optim, **optim))
     with pytest.raises(ConfigError, match=why):
         with_schedule(spec, "job.toml", named={f"optim.{key}" for key in optim})
+
+
+def test_more_batches_without_delay_than_there_are_is_refused() -> None:
+    """All of a job's batches may have none; one more is told with the number that fits."""
+    every, more = (replace(SPEC, train=replace(SPEC.train, sync_batches=k)) for k in (150, 151))
+    assert with_schedule(every, "job.toml") == every
+    with pytest.raises(ConfigError, match=r"train\.sync_batches: 151 batches without delay .* set it to 150 or less"):
+        with_schedule(more, "job.toml")
 
 
 @pytest.mark.parametrize(

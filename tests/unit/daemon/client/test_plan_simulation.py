@@ -33,6 +33,7 @@ def test_without_a_bubble_the_simulation_agrees_with_the_prediction() -> None:
     spec, nodes = job(), equal_nodes(4)
     plan = planned(spec, nodes)
     run = forecast(spec, plan.workers, nodes)
+    assert run == forecast(job(sync_batches=100), plan.workers, nodes), "what is shown is the steady phase"
     assert run.num_batches == MOST_BATCHES
     assert run.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.03)
     assert len(run.bubbles) == len(plan.workers) == 4

@@ -248,6 +248,10 @@ REFUSED = {
         NAMED + "[train]\ndpo_beta = 0.2",
         'train.dpo_beta: is not used without objective = "dpo"',
     ),
+    "batches without delay in a job that has none": (
+        NAMED + '[train]\nschedule = "1f1b"\nsync_batches = 3',
+        'train.sync_batches: is not used without schedule = "2bw"; leave it out',
+    ),
     "delta without patience": (
         NAMED + "[train]\neval_every = 2\neval_min_delta = 0.1",
         "train.eval_min_delta: is not used without eval_patience",

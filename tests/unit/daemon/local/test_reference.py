@@ -121,17 +121,24 @@ def microbatch_gradient(job: JobSpec, tokens: TokenShards, weights: Weights, b: 
 
 
 def expected_version(schedule: str, b: int) -> int:
-    """Written out: the batches of a 2bw job are computed on W_0, W_0, W_1, W_2, W_3."""
-    return [0, 0, 1, 2, 3][b] if schedule == "2bw" else b
+    """Written out: the batches of a 2bw job are computed on W_0, W_0, W_1, W_2, W_3; of one whose first two have no
+    delay on W_0, W_1, W_2, W_2, W_3."""
+    return {"2bw": [0, 0, 1, 2, 3], "2bw after 2": [0, 1, 2, 2, 3]}.get(schedule, [0, 1, 2, 3, 4])[b]
 
 
 @pytest.mark.parametrize(
     ("schedule", "dtype", "num_groups"),
-    [*product(["2bw", "1f1b"], ["float32", "bfloat16"], [1, 3]), ("gpipe", "float32", 2)],
+    [
+        *product(["2bw", "1f1b"], ["float32", "bfloat16"], [1, 3]),
+        ("gpipe", "float32", 2),
+        ("2bw after 2", "float32", 1),
+        ("2bw after 2", "bfloat16", 2),
+    ],
 )
 def test_every_gradient_is_that_of_its_version(tokens: TokenShards, schedule: str, dtype: str, num_groups: int) -> None:
     """Each update gets (1/m)·Σ_k Σ_i of gradients taken on W_0, W_0, W_1 … (2bw) or W_0, W_1 … : the same bits."""
-    job = make_job(schedule=schedule, dtype=dtype, reduction_groups=num_groups)
+    name, *without = schedule.split(" after ")
+    job = make_job(schedule=name, sync_batches=int(*without or "0"), dtype=dtype, reduction_groups=num_groups)
     optimizers, results, _ = record(job, tokens)
     for b in range(job.train.batches):
         version = {layer: optimizers[layer].currents[expected_version(schedule, b)] for layer in job.layers}
@@ -178,6 +185,19 @@ def test_schedules_of_one_delay_are_one_recurrence(tokens: TokenShards) -> None:
     assert losses["gpipe"] == losses["1f1b"]
     assert losses["2bw"][0] == losses["1f1b"][0]
     assert losses["2bw"][1] != losses["1f1b"][1]
+
+
+def test_a_job_all_of_whose_batches_have_no_delay_is_one_of_1f1b(tokens: TokenShards) -> None:
+    """2bw with Error Feedback: without delay to the end, or to the last but one, which is the same → the bits of 1f1b;
+    one fewer → others."""
+
+    def weights(**train: Any) -> Weights:
+        return reference(make_job(OptimSpec(warmup_batches=0), **train), tokens, on_batch=lambda _: None)
+
+    plain = weights(schedule="1f1b")
+    for k, is_same in ((5, True), (4, True), (3, False)):
+        found = weights(sync_batches=k)
+        assert all(torch.equal(found[layer][n], plain[layer][n]) for layer in plain for n in plain[layer]) is is_same
 
 
 SCHEDULES = ("gpipe", "1f1b", "2bw")

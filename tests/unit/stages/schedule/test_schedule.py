@@ -11,7 +11,7 @@ from headway.stages.schedule.next_op import WAIT, Awaited, awaited, next_op
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.schedule.stage_schedule import StageSchedule, depths_with_slack, schedule_depth
-from headway.stages.spec import ScheduleName
+from headway.stages.spec import ScheduleName, TrainSpec
 
 MIDDLE = StageSchedule(delay=1, depth=2, num_microbatches=2, is_first=False, is_last=False, num_batches=3)
 LAST = replace(MIDDLE, depth=1, is_last=True)
@@ -189,6 +189,50 @@ def test_a_stop_below_what_has_begun_is_refused() -> None:
             state.stop_at(boundary)
     state.stop_at(2)
     assert not state.expects_input(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "k", "wanted"),
+    [
+        ("1f1b", 0, [0, 1, 2, 3, 4, 5]),
+        ("2bw", 0, [0, 0, 1, 2, 3, 4]),
+        ("2bw", 1, [0, 1, 1, 2, 3, 4]),
+        ("2bw", 3, [0, 1, 2, 3, 3, 4]),
+        ("2bw", 6, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_version_of_each_batch(schedule: ScheduleName, k: int, wanted: list[int]) -> None:
+    """k batches on their own version, then one twice, then each one version late. Whoever has done the backwards below
+    b knows which batch is the newest that anybody can have begun: the last one whose version needs no more."""
+    train = TrainSpec(schedule=schedule, sync_batches=k, batches=6)
+    assert [train.weight_version(b) for b in range(6)] == wanted
+    state = ScheduleState(StageSchedule.of(train, stage_index=0, num_stages=2, depth=2))
+    for done in range(5):
+        state.backwards.batch = done
+        assert state.newest_elsewhere == max(b for b in range(6) if wanted[b] <= done)
+
+
+def test_a_batch_without_delay_waits_for_the_update_of_the_last_one() -> None:
+    """Two of four batches without delay on one stage → the whole order: U0 and U1 come before the next forward."""
+    state = ScheduleState(replace(ALONE, sync_batches=2, num_batches=4))
+    assert run_text(state) == (
+        "F0.0 B0.0 F0.1 B0.1 U0 F1.0 B1.0 F1.1 B1.1 U1 F2.0 B2.0 F2.1 B2.1 F3.0 B3.0 F3.1 B3.1 U2 U3"
+    )
+
+
+def test_at_the_seam_no_input_is_expected_of_a_batch_that_nobody_can_have_begun() -> None:
+    """Two batches without delay: batch 1 is no news before the backwards of batch 0, and batch 3 none before those of
+    batch 1. From then on a neighbour may be a batch ahead."""
+    state = ScheduleState(replace(LAST, delay=1, sync_batches=2, num_batches=6))
+    for batch, newest in ((0, 0), (1, 1), (2, 3), (3, 4)):
+        assert state.expects_input(newest, 0)
+        assert not state.expects_input(newest + 1, 0)
+        for microbatch in (0, 1):
+            state.input_arrived(batch, microbatch)
+            do(state, Forward(batch, microbatch))
+            do(state, Backward(batch, microbatch))
+        while state.version <= batch:
+            do(state, Update(state.version))
 
 
 @pytest.mark.parametrize("delay", [0, 1])

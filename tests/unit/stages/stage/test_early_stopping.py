@@ -34,6 +34,10 @@ JOBS = {
     for schedule in ("2bw", "1f1b", "gpipe")
 }
 """The held-out loss rises after batch 4."""
+SEAMS = {
+    f"2bw after {k}": replace(JOBS["2bw"], train=replace(JOBS["2bw"].train, sync_batches=k)) for k in (9, 11, 12, 24)
+}
+"""The decision falls with the seam, before it and behind it; the lag is that of 2bw in any case."""
 EVERY_BATCH = make_job(with_train(eval_every=1, eval_patience=2, batches=20, reduction_groups=2), FAST)
 SHAPES = [(1,), (1, 1, 1), (2, 1), (1, 2), (2, 2)]
 
@@ -63,6 +67,17 @@ def test_a_job_ends_where_the_plain_loop_does(schedule: str, shape: tuple[int, .
     assert end_of(job) == 10 + 2 + job.train.delay
     assert_ended(job, Pipeline(job, layers, journal, num_stages=len(shape), replicas=shape), layers, journal)
     assert len(journal) == end_of(job)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", SEAMS)
+def test_a_decision_around_the_seam_ends_a_job_where_the_plain_loop_does(name: str, shape: tuple[int, ...]) -> None:
+    """An evaluation that ends the job before, at or after the last batch without delay → the bits of the loop."""
+    job = SEAMS[name]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=len(shape), replicas=shape, late_seed=1)
+    assert 12 < end_of(job) < 24
+    assert_ended(job, pipeline, layers, journal)
 
 
 @pytest.mark.parametrize("late_seed", range(4))

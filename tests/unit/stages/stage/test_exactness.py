@@ -24,6 +24,7 @@ from tests.rigs.pipeline import (
     MODEL,
     NARROW,
     Pipeline,
+    SnapshotPlan,
     Trace,
     assert_exact,
     assert_replicas_agree,
@@ -79,6 +80,11 @@ JOBS = {
     "1f1b-adamw-3-groups": job(ADAMW, schedule="1f1b", microbatches=8, reduction_groups=3, clip_norm=0.0),
     "1f1b-clip-4-groups": job(schedule="1f1b", microbatches=8, reduction_groups=4, clip_norm=0.05),
     "gpipe-clip-3-groups": job(schedule="gpipe", microbatches=8, reduction_groups=3, clip_norm=0.05),
+    # two batches without delay, then the others
+    "2bw-sync-clip-4-groups": job(sync_batches=2, batches=5, microbatches=8, reduction_groups=4, clip_norm=0.05),
+    "2bw-sync-narrow-bfloat16": job(NARROW_EF, sync_batches=2, batches=5, dtype="bfloat16"),
+    "2bw-sync-1-microbatch": job(sync_batches=3, batches=6, microbatches=1),
+    "2bw-sync-tied-evaluated": job(model=TIED_MODEL, sync_batches=2, batches=5, **GROUPS, eval_every=1),
     # the other optimizers, under Error Feedback
     **{f"2bw-{name}": job(with_matrices(name), batches=6, **GROUPS) for name in MATRIX_ALONE},
     **{f"2bw-{name}": job(with_matrices(name, rest=name), batches=6, **GROUPS) for name in ("adan", "mars")},
@@ -210,6 +216,8 @@ STOPS = [
     ("gpipe-clip-3-groups", (2, 1, 2), (3,), None, True),
     ("tied-2bw-clip", (1, 1, 1), (1, 1), None, True),
     ("experts-groups", (1, 1, 1), (1, 1), None, True),
+    ("2bw-sync-clip-4-groups", (3, 1), (1, 2, 1), None, True),
+    ("2bw-sync-tied-evaluated", (1, 1, 1), (1, 1), 0, False),
 ]
 
 
@@ -267,6 +275,32 @@ def test_stopping_at_every_batch_loses_nothing(tmp_path: Path) -> None:
         assert reached > boundary
         boundary = reached
     assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("name", ["2bw-sync-clip-4-groups", "2bw-sync-narrow-bfloat16", "2bw-sync-1-microbatch"])
+def test_a_cut_at_any_boundary_around_the_seam_loses_nothing(tmp_path: Path, name: str) -> None:
+    """Stopped before, at and after batch k, or rolled back there to what a failure leaves, the snapshots of a run, and
+    cut anew → the same bits. A boundary has W_{b−1} where batch b is computed on it, and always Error Feedback's δ."""
+    job = JOBS[name]
+    k, batches, groups = job.train.sync_batches, job.train.batches, job.train.reduction_groups
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=3, snapshots=SnapshotPlan(tmp_path / "kept")).run()
+    for boundary in range(1, batches):
+        folder = tmp_path / str(boundary)
+        folder.mkdir()
+        layers, journal = initial_layers(job), Journal()
+        shape = ((1, 1, 1, 1), (min(2, groups), 1), (1,))[boundary % 3]
+        first = Pipeline(job, layers, journal, num_stages=len(shape), replicas=shape)
+        first.stop_all_at(boundary)
+        assert set(first.run()) == {boundary}
+        save_all(folder, job, layers, journal)
+        for source in (folder, tmp_path / "kept" / str(boundary)):
+            layers, journal = load_all(source, job, Boundary(boundary))
+            kept = {key.rpartition("/")[0] for key in layers["head"].tensors()}
+            assert ("previous" in kept) == (boundary > k)
+            assert "optim/error_feedback" in kept
+            Pipeline(job, layers, journal, num_stages=2 + boundary % 3, generation=2).run()
+            assert_exact(job, layers, journal)
 
 
 def test_a_trace_shows_a_delay_of_exactly_one() -> None:

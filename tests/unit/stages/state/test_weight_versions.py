@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.ids import LayerName
+from headway.stages.spec import TrainSpec
 from headway.stages.state.layer_state import LayerState, update_layers
 from headway.stages.state.optimizer import LayerOptimizer
 from headway.stages.state.weight_versions import WeightVersions
@@ -99,7 +100,7 @@ def test_layers_of_an_optimizer_that_knows_no_better_step_one_after_the_other() 
             LayerName(name),
             WeightVersions({"w": torch.tensor([weight])}, version=0, dtype=torch.float32),
             Halving(),
-            delay=1,
+            train=TrainSpec(),
         )
         for name, weight in (("block.0", 8.0), ("block.1", 3.0))
     ]
