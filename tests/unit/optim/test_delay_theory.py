@@ -26,17 +26,24 @@ def trajectory(
     batches: int,
     delay: int,
     alpha: float,
+    lookahead: float = 0.0,
+    gain: float = 0.0,
 ) -> list[Tensor]:
-    """Return W_0 … W_B at a constant rate, by gradients of W_{max(0, b−d)}."""
-    spec = OptimSpec(matrices=group, error_feedback=alpha, lr_schedule="constant", warmup_batches=0)
+    """Return W_0 … W_B at a constant rate, by gradients of W_{max(0, b−d)}.
+
+    lookahead: the gradient is that of a point ahead of W by so many last updates, less as many first ones. gain:
+    Error Feedback's where its gradients have no delay.
+    """
+    spec = OptimSpec(matrices=group, error_feedback=alpha or gain, lr_schedule="constant", warmup_batches=0)
     sets = [{"weight": start.clone()} for _ in range(2)]
-    optimizer = optimizer_factory(spec, num_batches=batches, delay=delay)("block.0", sets[0])
-    found = [start.clone()]
+    optimizer = optimizer_factory(spec, num_batches=batches, delay=1 if gain else delay)("block.0", sets[0])
+    found, ahead = [start.clone()], [start.clone()]
     for b in range(batches):
-        stale = found[max(0, b - delay)]
+        stale = ahead[max(0, b - delay)]
         optimizer.step(b, current=sets[b % 2], target=sets[(b + 1) % 2], gradients={"weight": gradient(stale, b)})
         found.append(sets[(b + 1) % 2]["weight"].clone())
-    return found
+        ahead.append(found[-1] + lookahead * ((found[-1] - found[-2]) - (found[1] - found[0])))
+    return [*ahead] if lookahead else found
 
 
 def growth(a: float, *, delay: int, alpha: float, batches: int = 1200) -> float:
@@ -84,6 +91,39 @@ def test_error_feedback_is_right_to_one_more_order(a: float) -> None:
 
     assert factor(1, 0.0) == pytest.approx(1 - a - a**2, abs=3 * a**3)
     assert factor(1, 1.0) == pytest.approx(1 - a, abs=2 * a**3)
+
+
+def pulled(target: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """Return gradients towards a target, with noise that depends on the batch alone."""
+    noise = torch.randn(200, *target.shape, generator=torch.Generator().manual_seed(1))
+    return lambda weight, b: weight - target + 0.3 * noise[b]
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw", "lion", "sgd"])
+def test_at_alpha_1_it_is_weight_prediction_with_the_last_update(name: str) -> None:
+    """The bare optimizer steps Y, and its gradients are those of Y less one more last update, as SpecTrain predicts
+    (Chen et al., arXiv 1809.02839): what Error Feedback calls W, but for the first update, and without decay.
+    """
+    group = GroupSpec(name=name, lr=0.02, weight_decay=0.0)
+    start, gradient = torch.zeros(4, 4), pulled(torch.linspace(-1, 1, 16).reshape(4, 4))
+    path = {"batches": 200, "delay": 1}
+    fed_back = trajectory(group, start, gradient, alpha=1.0, **path)
+    predicted = trajectory(group, start, gradient, alpha=0.0, lookahead=1.0, **path)
+    torch.testing.assert_close(torch.stack(fed_back), torch.stack(predicted), rtol=1e-3, atol=2e-4)
+    assert (fed_back[-1] - trajectory(group, start, gradient, alpha=0.0, **path)[-1]).abs().max() > 1e-2
+
+
+def test_without_a_delay_and_at_alpha_momentum_it_is_nesterovs_look_ahead() -> None:
+    """Heavy ball whose gradients are those of the point to which the momentum alone would go, but for the first update:
+    the same rule, of one update's β instead of a whole one, and against no delay at all.
+    """
+    group = GroupSpec(name="sgd", lr=0.02, momentum=0.9, nesterov=False, weight_decay=0.0)
+    start, gradient = torch.zeros(4, 4), pulled(torch.linspace(-1, 1, 16).reshape(4, 4))
+    fed_back = trajectory(group, start, gradient, batches=200, delay=0, alpha=0.0, gain=0.9)
+    ahead = trajectory(group, start, gradient, batches=200, delay=0, alpha=0.0, lookahead=0.9)
+    torch.testing.assert_close(torch.stack(fed_back), torch.stack(ahead), rtol=1e-3, atol=2e-4)
+    plain = trajectory(group, start, gradient, batches=200, delay=0, alpha=0.0)
+    assert (fed_back[-1] - plain[-1]).abs().max() > 1e-2
 
 
 def test_one_huge_gradient_stays_in_adamws_denominator() -> None:
