@@ -91,13 +91,23 @@ prometheus: setup
 	@which prometheus promtool >/dev/null || { echo "apt-get install prometheus brings prometheus and promtool" >&2; exit 1; }
 	$(BIN)/python -m pytest -v tests/integration/cli/test_prometheus.py tests/integration/cli/test_metrics.py
 
-# The study of docs/delay.md, in pieces: interrupted, it goes on where it was. STUDY=delay-quick is ten minutes of it.
+# A study of docs/delay.md, in pieces: interrupted, it goes on where it was. STUDY=delay-quick is ten minutes of it.
 STUDY ?= delay
-study: setup
-	test -d build/study-data || $(BIN)/headway data prepare --out build/study-data --validation 0.02 \
-	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/[!t]*.py" \
-	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/[!lst_]*/**/*.py"
+OF_STUDY := build/study-data $(if $(filter finetune,$(STUDY)),build/pretrained build/tuning-data)
+study: $(OF_STUDY)
 	$(BIN)/headway study docs/studies/$(STUDY).toml --out docs/studies/$(STUDY)
+
+build/study-data: | setup
+	stdlib="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"; \
+	    $(BIN)/headway data prepare --out $@ --validation 0.02 "$$stdlib/[!t]*.py" "$$stdlib/[!lst_]*/**/*.py"
+
+build/tuning-data: | setup
+	$(BIN)/python -c 'import json, pydoc_data.topics as all; \
+	    print(*(json.dumps({"text": text}) for text in all.topics.values()), sep="\n")' > build/topics.jsonl
+	$(BIN)/headway data prepare --out $@ --validation 0.1 build/topics.jsonl
+
+build/pretrained: | build/study-data
+	$(BIN)/headway reference docs/studies/pretrained.toml --out $@
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
