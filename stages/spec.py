@@ -353,7 +353,11 @@ class TrainSpec:
     schedule: ScheduleName = "2bw"
     """auto: that with which the cluster comes to a loss sooner. Resolved when the job is submitted."""
     sync_batches: Annotated[int, (0, 2**31 - 1, "a batch's number has 31 bits")] = 0
-    """k of 2bw: so many batches have no delay before the others have one."""
+    """k of 2bw: so many batches have no delay before the others have one. Where a file leaves it out, `sync_share`
+    decides.
+    """
+    sync_share: Annotated[float, (0, 1, "it is a share of the batches")] = 0.1
+    """Share of the batches that have no delay."""
     batches: Annotated[int, (1, 2**31 - 1, "a boundary's number has 31 bits")] = 150
     microbatches: Annotated[int, (1, 2**16 - 1, "a microbatch's number has 16 bits")] = 8
     """m: microbatches of one batch."""

@@ -15,7 +15,7 @@ from headway.daemon.plan.connections import ConnectionEstimate, LinkAssumptions
 from headway.daemon.plan.devices import GIB, place_names
 from headway.daemon.plan.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.plan.planner import make_plan
-from headway.daemon.plan.schedule_choice import with_schedule
+from headway.daemon.plan.schedule_choice import with_chosen_schedule
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
@@ -192,7 +192,7 @@ def preview(
     """
     devices = [device for node in nodes for device in node.devices]
     given, spec = spec, for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
-    spec, schedule = with_schedule(spec, nodes, links=links)
+    spec, schedule = with_chosen_schedule(spec, nodes, links=links)
     plan = make_plan(spec, nodes, links=links)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")

@@ -27,13 +27,13 @@ from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.outlook import as_fast_as_their_like
 from headway.daemon.jobs.changed_keys import Changes
-from headway.daemon.jobs.data_choices import continued_schedule
+from headway.daemon.jobs.data_choices import OF_THE_DELAY, continued_schedule
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import beyond_positions, model_opener, read_parts, whole_path
-from headway.daemon.plan.schedule_choice import with_schedule
+from headway.daemon.plan.schedule_choice import with_chosen_schedule
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
 from headway.stages.attention_kernels import KernelDevice
@@ -229,7 +229,7 @@ def read_draft(
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         if named is not None:
-            spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN)
+            spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN, OF_THE_DELAY)
         if spec.train.schedule == AUTO:
             spec = spec.with_values({"train.schedule": manifest.spec.train.schedule})
         checkpoint_folder.check_fits(spec, manifest, str(source))
@@ -314,7 +314,7 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
     devices = [device for node in view.nodes.values() for device in node.devices]
     resolved, changes = await asyncio.to_thread(draft.resolved, devices), Changes()
     alike = as_fast_as_their_like(view.nodes.values()).values()
-    resolved, schedule = await asyncio.to_thread(with_schedule, resolved, [*alike])
+    resolved, schedule = await asyncio.to_thread(with_chosen_schedule, resolved, [*alike])
     if (manifest := draft.manifest) is not None:
         if not manifest.is_sealed:
             warn("the checkpoint's manifest has no digest: an earlier release wrote it")

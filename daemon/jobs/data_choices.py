@@ -13,7 +13,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import counted
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.data.source_choice import held_out_rows
-from headway.stages.spec import TrainSpec
+from headway.stages.spec import AUTO, TrainSpec
 
 if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
@@ -148,10 +148,17 @@ def check_agreement(found: "Sequence[tuple[str, ShardIndex]]", source: str, trai
 
 
 _WARMUP: Final = "optim.warmup_batches"
+_SYNC: Final = "train.sync_batches"
+_BETAS: Final = "optim.rest.betas"
+OF_THE_DELAY: Final = (_SYNC, _BETAS)
+"""Keys whose defaults take most of a delay's price away."""
+BESIDE_MUON: Final = (0.98, 0.98)
+"""Betas of AdamW beside matrices that are orthogonalised: docs/delay.md compares them with others."""
 
 
 def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None = None) -> JobSpec:
-    """Return the job with the warm-up that its file leaves out: a share of its schedule.
+    """Return the job with what its file leaves out: the warm-up and the batches without delay, which are shares of its
+    length, and the betas of AdamW beside Muon.
 
     named: the keys of its file; None: all. Raises ConfigError for a warm-up without an end, for more batches without
     delay than there are, and for a schedule whose end is unknown, beyond the job or followed by nothing.
@@ -163,12 +170,17 @@ def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None =
     if named is not None and _WARMUP not in named:
         length = min(optim.schedule_batches or batches, batches)
         optim = replace(optim, warmup_batches=round(optim.warmup_share * length))
-    if spec.train.sync_batches > batches:
-        what = f"{spec.train.sync_batches} batches without delay are more than the {batches} of the job"
+    train = spec.train
+    if named is not None and _SYNC not in named and train.schedule in ("2bw", AUTO):
+        train = replace(train, sync_batches=round(train.sync_share * batches))
+    if named is not None and _BETAS not in named and optim.rest.name == "adamw" and optim.matrices.kind.newton_schulz:
+        optim = replace(optim, rest=replace(optim.rest, betas=BESIDE_MUON))
+    if train.sync_batches > batches:
+        what = f"{train.sync_batches} batches without delay are more than the {batches} of the job"
         raise ConfigError(f"{what}; set it to {batches} or less", f"{source}:train.sync_batches")
     if why := _why_no_end(spec):
         raise ConfigError(why, _at(source, "after_end" if optim.after_end else "schedule_batches"))
-    return replace(spec, optim=optim)
+    return replace(spec, train=train, optim=optim)
 
 
 def _why_no_end(spec: JobSpec) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.jobs.data_choices import OF_THE_DELAY
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.attention_kernels import FASTEST_FIRST, Kernel, KernelDevice, computes_bfloat16, why_not
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -77,7 +78,7 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
     """Return the job with the keys that it leaves open as in the job whose checkpoint it begins with."""
-    chosen = {key: origin.value_of(key) for key in FILLED_IN}
+    chosen = {key: origin.value_of(key) for key in (*FILLED_IN, *OF_THE_DELAY)}
     if spec.train.compile:  # compiled blocks are not computed again in part
         del chosen[RECOMPUTE]
     return _filled_in(spec, named, chosen)

@@ -23,7 +23,7 @@ from headway.stages.links.codec import is_rounding
 from headway.stages.model.config_parts import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.model.hugging_face import family_of
 from headway.stages.plugin_names import is_import_path
-from headway.stages.spec import ABOVE_0, BLOCKS, LINEAR_SIZES, LOSSES, AdapterSpec, ModelSpec, matrix_names
+from headway.stages.spec import ABOVE_0, AUTO, BLOCKS, LINEAR_SIZES, LOSSES, AdapterSpec, ModelSpec, matrix_names
 
 BYTE_VOCABULARY: Final = 256
 """Number of tokens of the built-in source, which is bytes."""
@@ -384,7 +384,7 @@ def _train_faults(spec: JobSpec) -> Faults:
         what = f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch"
         most = f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed"
         yield "train.microbatch_size", f"{what}; {most}. Take more microbatches instead"
-    if not train.delay:
+    if train.schedule not in ("2bw", AUTO):
         yield from _unused(train, "train", 'schedule = "2bw"', "sync_batches")
     if train.compile:
         yield from _compile_faults(spec)

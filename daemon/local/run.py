@@ -24,7 +24,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.models.model_place import make_out
 from headway.daemon.models.origin_config import read_parts
 from headway.daemon.plan.cluster_plan import size
-from headway.daemon.plan.schedule_choice import with_schedule
+from headway.daemon.plan.schedule_choice import with_chosen_schedule
 from headway.daemon.reports.metrics_file import METRICS_NAME, read_rows
 from headway.daemon.reports.picture import Picture
 from headway.daemon.reports.report_page import check_report, write_report
@@ -80,7 +80,7 @@ async def run_job(
         environment=environment,
     )
     spec = read_draft(job_file, link=link).resolved_here(local_devices())
-    spec, schedule = with_schedule(spec, equal_nodes(num_nodes, num_cores=num_cores()))
+    spec, schedule = with_chosen_schedule(spec, equal_nodes(num_nodes, num_cores=num_cores()))
     if schedule:
         sys.stderr.write(f"headway: {schedule}\n")
     check_report(out / REPORT_NAME)

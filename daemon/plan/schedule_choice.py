@@ -33,7 +33,7 @@ def more_batches(optim: OptimSpec) -> float:
     return with_feedback if optim.error_feedback else without
 
 
-def with_schedule(
+def with_chosen_schedule(
     spec: JobSpec, nodes: Sequence[NodeRecord], *, links: LinkAssumptions | None = None
 ) -> tuple[JobSpec, str]:
     """Return the job with a schedule that it leaves open chosen for these nodes, and a sentence on why; empty: the job
@@ -41,7 +41,9 @@ def with_schedule(
     """
     if spec.train.schedule != AUTO:
         return spec, ""
-    jobs = {each: replace(spec, train=replace(spec.train, schedule=each)) for each in CHOICES}
+    train = spec.train
+    trains = (replace(train, schedule="1f1b", sync_batches=0), replace(train, schedule="2bw"))
+    jobs = {each.schedule: replace(spec, train=each) for each in trains}
     plans = {each: make_plan(job, nodes, links=links) for each, job in jobs.items()}
     seconds = {each: plan.predicted_batch_seconds for each, plan in plans.items() if not isinstance(plan, PlanRefused)}
     if len(seconds) < len(CHOICES):
@@ -49,7 +51,8 @@ def with_schedule(
         why = "only under it does the job fit into these nodes" if seconds else "no plan fits these nodes"
         return jobs[schedule], f"Schedule: {schedule}, because {why}."
     more = more_batches(spec.optim)
-    until = {"1f1b": seconds["1f1b"], "2bw": seconds["2bw"] * more}
+    fresh = train.sync_batches / train.batches
+    until = {"1f1b": seconds["1f1b"], "2bw": more * (seconds["2bw"] * (1 - fresh) + seconds["1f1b"] * fresh)}
     schedule = min(CHOICES, key=until.__getitem__)
     took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
     return jobs[schedule], (

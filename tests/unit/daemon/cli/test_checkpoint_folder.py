@@ -34,7 +34,7 @@ from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.data_choices import continued_schedule, with_schedule
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.optim.spec import AfterEnd
+from headway.optim.spec import AfterEnd, GroupSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 from tests.rigs.mortal_work import dies_at
@@ -345,6 +345,46 @@ def test_more_batches_without_delay_than_there_are_is_refused() -> None:
     assert with_schedule(every, "job.toml") == every
     with pytest.raises(ConfigError, match=r"train\.sync_batches: 151 batches without delay .* set it to 150 or less"):
         with_schedule(more, "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("train", "named", "sync"),
+    [
+        ({}, (), 15),
+        ({"batches": 4}, (), 0),
+        ({"sync_share": 0.5}, (), 75),
+        ({"sync_batches": 0}, ("train.sync_batches",), 0),
+        ({"schedule": "1f1b"}, (), 0),
+        ({"schedule": "auto"}, (), 15),
+    ],
+)
+def test_a_job_that_leaves_them_out_begins_with_a_tenth_of_its_batches_without_delay(
+    train: dict[str, Any], named: tuple[str, ...], sync: int
+) -> None:
+    """Or with another share, and with none under a schedule that has no delay. A record leaves nothing open."""
+    spec = replace(SPEC, train=replace(SPEC.train, **train))
+    assert with_schedule(spec, "job.toml", named=named).train.sync_batches == sync
+    assert with_schedule(spec, "job.toml") == spec
+
+
+@pytest.mark.parametrize(
+    ("matrices", "rest", "named", "betas"),
+    [
+        ("muon", "adamw", (), (0.98, 0.98)),
+        ("lionmuon", "adamw", (), (0.98, 0.98)),
+        ("muon", "adamw", ("optim.rest.betas",), (0.9, 0.95)),
+        ("muon", "lion", (), (0.9, 0.95)),
+        ("adamw", "adamw", (), (0.9, 0.95)),
+    ],
+)
+def test_the_betas_of_adamw_beside_muon(
+    matrices: str, rest: str, named: tuple[str, ...], betas: tuple[float, float]
+) -> None:
+    """Where a file leaves them out, and nowhere else."""
+    groups = {"matrices": GroupSpec(name=matrices), "rest": GroupSpec(name=rest)}
+    spec = replace(SPEC, optim=replace(SPEC.optim, **groups))
+    found = with_schedule(spec, "job.toml", named=named).optim
+    assert (found.matrices, found.rest) == (spec.optim.matrices, replace(spec.optim.rest, betas=betas))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from headway.daemon.client.preview import equal_nodes, preview
 from headway.daemon.cluster.records import NodeRecord, SpecRecord
 from headway.daemon.decide.admission import why_refused
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.plan.schedule_choice import check_named, more_batches, with_schedule
+from headway.daemon.plan.schedule_choice import check_named, more_batches, with_chosen_schedule
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec
 
@@ -36,29 +36,42 @@ def test_the_schedule_that_is_sooner_at_the_same_loss(microbatches: int, number:
         OptimSpec(matrices=GroupSpec(name=matrices)),
     )
     job, nodes = dataclasses.replace(JOB, train=train, optim=optim), equal_nodes(number)
-    chosen, why = with_schedule(job, nodes)
+    chosen, why = with_chosen_schedule(job, nodes)
     ratio = seconds("2bw", job, nodes) * more_batches(optim) / seconds("1f1b", job, nodes)
     assert chosen.train.schedule == ("2bw" if ratio < 1 else "1f1b")
     assert why.startswith(f"Schedule: {chosen.train.schedule}. ")
     assert f"2bw is there in {ratio:.2f} times" in why
     assert dataclasses.replace(chosen, train=train) == job
-    assert with_schedule(chosen, nodes) == (chosen, "")
+    assert with_chosen_schedule(chosen, nodes) == (chosen, "")
+
+
+def test_batches_without_delay_count_as_those_of_1f1b() -> None:
+    """They go with the schedule that has a delay, and are in its seconds."""
+    nodes = equal_nodes(4)
+    job = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, batches=100, sync_batches=25))
+    job = dataclasses.replace(job, placement=dataclasses.replace(job.placement, replicas=(1,) * 4))
+    chosen, why = with_chosen_schedule(job, nodes)
+    fresh, stale = (seconds(each, dataclasses.replace(job, train=JOB.train), nodes) for each in ("1f1b", "2bw"))
+    assert f"{more_batches(job.optim) * (0.25 * fresh + 0.75 * stale) / fresh:.2f} times" in why
+    assert (chosen.train.schedule, chosen.train.sync_batches) == ("2bw", 25)
+    alone, _ = with_chosen_schedule(dataclasses.replace(job, placement=JOB.placement), equal_nodes(1))
+    assert (alone.train.schedule, alone.train.sync_batches) == ("1f1b", 0)
 
 
 def test_both_are_chosen_somewhere() -> None:
     """One stage has no bubble to save; eight in a row with one microbatch each do little else than wait."""
     alone, row = equal_nodes(1), equal_nodes(4)
     few = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, microbatches=4))
-    assert with_schedule(few, alone)[0].train.schedule == "1f1b"
+    assert with_chosen_schedule(few, alone)[0].train.schedule == "1f1b"
     one_each = dataclasses.replace(few, placement=dataclasses.replace(few.placement, replicas=(1,) * 4))
-    assert with_schedule(one_each, row)[0].train.schedule == "2bw"
+    assert with_chosen_schedule(one_each, row)[0].train.schedule == "2bw"
 
 
 def test_a_plan_says_why_and_what_does_not_fit_is_said() -> None:
     """The sentence is one of the plan's facts; without a plan the job waits for nodes under the default."""
     told, _ = preview(JOB, equal_nodes(2))
     assert told.schedule in told.lines
-    chosen, why = with_schedule(JOB, equal_nodes(2, memory_bytes=1 << 20))
+    chosen, why = with_chosen_schedule(JOB, equal_nodes(2, memory_bytes=1 << 20))
     assert (chosen.train.schedule, why) == ("2bw", "Schedule: 2bw, because no plan fits these nodes.")
 
 
@@ -66,6 +79,6 @@ def test_an_open_schedule_is_refused_where_nobody_can_choose() -> None:
     """By the plain loop, which has no nodes, and in a record of a cluster."""
     with pytest.raises(ConfigError, match=r"job.toml:train.schedule: \"auto\" is chosen for the nodes of a cluster"):
         check_named([JOB], "job.toml")
-    check_named([with_schedule(JOB, equal_nodes(1))[0]], str(Path()))
+    check_named([with_chosen_schedule(JOB, equal_nodes(1))[0]], str(Path()))
     record = SpecRecord(spec=JOB, uid="u", submitted_by="", submitted_at=0.0)
     assert why_refused(record, "open").startswith("train.schedule: ")
