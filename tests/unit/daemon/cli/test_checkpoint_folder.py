@@ -381,8 +381,8 @@ def test_the_betas_of_adamw_beside_muon(
     matrices: str, rest: str, named: tuple[str, ...], betas: tuple[float, float]
 ) -> None:
     """Where a file leaves them out, and nowhere else."""
-    groups = {"matrices": GroupSpec(name=matrices), "rest": GroupSpec(name=rest)}
-    spec = replace(SPEC, optim=replace(SPEC.optim, **groups))
+    optim = replace(SPEC.optim, matrices=GroupSpec(name=matrices), rest=GroupSpec(name=rest))
+    spec = replace(SPEC, optim=optim)
     found = with_schedule(spec, "job.toml", named=named).optim
     assert (found.matrices, found.rest) == (spec.optim.matrices, replace(spec.optim.rest, betas=betas))
 
