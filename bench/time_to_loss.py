@@ -1,40 +1,51 @@
-"""Seconds to the same loss: 2bw with Muon and Error Feedback against 1f1b with Muon, on one site and on two.
+"""Seconds to the same loss: 1f1b with Muon over 2bw with Muon and Error Feedback, for 2, 4 and 8 stages, m = p and 4p
+microbatches, on one site and on two.
 
-A byte-level decoder of four blocks learns the sources of the Python standard library in two stages: real executors,
-links with TLS and processes, and between two sites an emulated line. Every operation computes what it
-should and then rests until its fixed time is over, so that all runs have the same seconds a microbatch, whatever the
-cores of this machine do. m is what the planner advises for 2bw over the line, depths are its own, both schedules have
-the same data, rates (constant after a warm-up) and clipping.
+A byte-level decoder of eight blocks learns the sources of the Python standard library. The losses of a batch depend
+neither on the number of stages nor on the sites nor on time, so the plain loop gives them, once for each schedule and
+seed. The seconds of a batch come from a run of a few batches in each cell: real executors, links with TLS and
+processes, and between two sites an emulated line. Every operation there computes what it should and then rests until
+its fixed time is over. A batch has the same work in every cell, and the same rows. What binds both: the losses of every
+cell's batches are the bits of the plain loop with that m. Between two m only rounding differs.
 
-Smoothed loss: the mean over the last 20 batches' training losses. The target is what 1f1b has when it ends; earlier
-ones are what it has after a part of its batches. One seed is trained in all four runs, and its losses must be the same
-bits on one site and on two. Of the other seeds the plain loop gives the losses, and the four runs the seconds in which
-so many batches were done: when a batch is done does not depend on the seed.
+All have the same data, clipping and rates, which are constant after a warm-up. Then a run's curve does not depend on
+where it ends, and "until this loss" has a meaning for each loss. Under a cosine a loss in the middle is measured at a
+rate that the end decides, and the last one is reached when the schedule ends or never.
 
-speedup_two_sites, speedup_one_site: seconds of 1f1b over seconds of 2bw until the target. more_batches: batches of 2bw
-over batches of 1f1b. distance_2bw, distance_1f1b: seconds on two sites over seconds on one.
+"2bw, sync start" has no delay while the rate rises: its first batches take the seconds of 1f1b.
+
+No row of the data is seen twice, so each batch's loss is of unseen text, before its update (under 2bw one update
+older). Smoothed loss: the mean of the last 20 batches. The targets are what 1f1b has after parts of its batches; 2bw
+may take 1.75 times as many.
+
+p8_m32_two: 1f1b over 2bw: seconds of both until the last target that all seeds reach, at 8 stages, m = 32, on two
+sites. There gpipe is timed too: it has the losses of 1f1b and hides a line better. more batches: those of 2bw over
+those of 1f1b until that target. final difference: smoothed loss minus that of 1f1b after equally many batches, nats.
+Intervals are over seeds; the seconds of a batch are one run's.
 """
 
 import argparse
-import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product, repeat
 from pathlib import Path
-from typing import Literal
 
 from lines.wan_line import Line
 from lines.wan_plan import advice
-from lines.wan_sites import Resumed, Sites, WanRun, sites
+from lines.wan_sites import Resumed, WanRun, sites
 from rigs.emulated_stage import SleepTimes
+from rigs.loss_targets import CURVES, DELAYED, SYNC_START, Curves, Paced, Runs, Target, smoothed
 from rigs.measure import Figure, progress, report
 from rigs.paced_stage import PacedGraph
-from rigs.pipeline_processes import Processes, cut
+from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.reference_loop import BatchResult, reference
@@ -42,36 +53,41 @@ from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
 from headway.stages.schedule.operations import Update
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 from headway.stages.stage.content import MicrobatchSource
 from headway.stages.stage.graph import StageGraph
 
-Schedule = Literal["2bw", "1f1b"]
-SCHEDULES: tuple[Schedule, ...] = ("2bw", "1f1b")
 MODEL = ModelSpec(
-    num_hidden_layers=4, hidden_size=64, intermediate_size=172, num_attention_heads=4, num_key_value_heads=2
+    num_hidden_layers=8, hidden_size=32, intermediate_size=88, num_attention_heads=2, num_key_value_heads=2
 )
-TIMES = SleepTimes(forward_s=13e-3, backward_s=27e-3, update_s=5e-3)
 LINE = Line(round_trip_ms=100, mbit_s=100)
-MICROBATCH_SIZE, SEQUENCE_LENGTH = 4, 128
+SEQUENCES, SEQUENCE_LENGTH = 32, 64
+"""Of a batch."""
 OPTIM = OptimSpec(
-    matrices=GroupSpec(name="muon", lr=1e-2),
-    rest=GroupSpec(name="adamw", lr=3e-3),
-    lr_schedule="constant",
-    warmup_batches=10,
+    matrices=GroupSpec(name="muon", lr=3e-2), rest=GroupSpec(name="adamw", lr=9e-3), lr_schedule="constant"
 )
-"""The rates of docs/jobs/demo.toml."""
-WINDOW = 20
-"""Batches of which the smoothed loss is the mean."""
-NUM_BATCHES, QUICK_BATCHES = 150, 30
-"""Number of batches of 1f1b: about six minutes, and less than one."""
-MORE = 1.5
+"""Of a third of the rates of docs/jobs/demo.toml, themselves, and 3 and 10 times as high ones, the best for 1f1b after
+200 and more batches; those of the first three that are best for 2bw after 300."""
+WARMUP = 0.1
+"""Of 1f1b's batches. A sync start is as long."""
+BATCH_S, QUICK_BATCH_S = 6.4, 1.0
+"""Forwards and backwards of a batch, all stages together: 25 ms of each of 8 stages for one of 32 microbatches."""
+FORWARD_SHARE, UPDATE_SHARE = 1 / 3, 0.04
+"""Of that time: the forwards', and what the updates take in addition."""
+NUM_BATCHES, QUICK_BATCHES = 300, 60
+"""Of 1f1b."""
+MORE = 1.75
 """Times as many for 2bw, which may need more until the same loss."""
-PARTS = (0.25, 0.5, 1.0)
+NUM_PACED, NUM_SETTLING = 10, 4
+"""Batches of a cell's run, and those before it is steady."""
+PLAIN_M = 2
+"""m of the trainings that give the losses."""
+ROUNDING = 1e-3
+"""Nats by which rounding may part two m in the batches of a cell."""
+PARTS = (0.25, 0.5, 0.75, 1.0)
 """Shares of 1f1b's batches whose smoothed losses are the targets."""
-LATE = 1.1
-"""An operation that takes so many times its time is late."""
-PLACES = ("one site", "two sites")
+LATE, MOST_LATE = 1.1, 0.05
+"""An operation that takes so many times its time is late; a run with a larger share of such is made again, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,270 +105,218 @@ class TrainingRun(WanRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A run of a pipeline."""
+class Cell:
+    """Where a job runs."""
 
-    seconds: list[float]
-    """Times at which each batch was done, since the first operation."""
-    losses: list[float]
-    late: float
-    """Part of the forwards and backwards that took longer than they should, as computing did."""
+    num_stages: int
+    microbatches: int
+    place: str
 
     @property
-    def batch_s(self) -> float:
-        """Median between two batches' ends."""
-        return statistics.median(after - before for before, after in zip(self.seconds, self.seconds[1:], strict=False))
+    def name(self) -> str:
+        """Return the name of its figures."""
+        return f"p{self.num_stages}_m{self.microbatches}_{self.place}"
+
+    @property
+    def schedules(self) -> tuple[ScheduleName, ...]:
+        """Return what is timed here: on one site gpipe takes the time of 1f1b."""
+        return ("1f1b", "2bw") if self.place == "one" else ("1f1b", "2bw", "gpipe")
+
+    def times(self, batch_s: float) -> SleepTimes:
+        """Return the seconds of its operations, for a batch of so many together."""
+        each = batch_s / self.num_stages / self.microbatches
+        return SleepTimes(
+            forward_s=FORWARD_SHARE * each,
+            backward_s=(1 - FORWARD_SHARE) * each,
+            update_s=UPDATE_SHARE * batch_s / self.num_stages,
+        )
+
+
+def cells_of(*, is_quick: bool) -> list[Cell]:
+    """Return the cells of a bench."""
+    stages, mores, places = ((2, 4), (1,), ("one",)) if is_quick else ((2, 4, 8), (1, 4), ("one", "two"))
+    return [Cell(num_stages, more * num_stages, place) for num_stages, more, place in product(stages, mores, places)]
+
+
+def job(name: str, m: int, *, total: int, batches: int, seed: int = 1) -> JobSpec:
+    """Return the training of a curve. total: batches of 1f1b, of which the warm-up is a share; batches: of this run."""
+    warmup = round(WARMUP * total)
+    return JobSpec(
+        job=JobSection(name="time-to-loss", seed=seed),
+        model=MODEL,
+        train=TrainSpec(
+            schedule="2bw" if name in DELAYED else "1f1b",
+            batches=batches,
+            microbatches=m,
+            microbatch_size=SEQUENCES // m,
+            sequence_length=SEQUENCE_LENGTH,
+            sync_batches=warmup if name == SYNC_START else 0,
+            data_order="epochs",  # a batch has the same rows with any m
+        ),
+        optim=replace(OPTIM, warmup_batches=warmup, error_feedback=float(name in DELAYED)),
+    )
+
+
+def plain_losses(spec: JobSpec, data: str) -> list[float]:
+    """Return the loss of each batch, by the single-process loop."""
+    results: list[BatchResult] = []
+    reference(spec, TokenShards.open(Path(data)), on_batch=results.append)
+    return [result.loss for result in results]
+
+
+@contextmanager
+def processes_of(cell: Cell) -> Iterator[Processes]:
+    """The processes of a cell's stages."""
+    if cell.place == "one":
+        with Processes(cell.num_stages) as processes:
+            yield processes
+    else:
+        with sites(number=cell.num_stages) as far:
+            far.wan.set(LINE)
+            yield far.processes
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One job in two schedules."""
+    """The paced runs."""
 
-    num_batches: int
-    seed: int
+    total: int
+    batch_s: float
     data: str
+    plain: Mapping[tuple[str, int], list[float]]
+    """Losses of the plain loop in the first batches, of 1f1b and 2bw by m."""
 
-    def train_spec(self, schedule: Schedule) -> TrainSpec:
-        """Return the training, with the m that the planner advises for 2bw over the line."""
-        few = TrainSpec(
-            microbatches=2, microbatch_size=MICROBATCH_SIZE, sequence_length=SEQUENCE_LENGTH, batches=self.num_batches
+    def paced(self, cell: Cell, schedule: ScheduleName, processes: Processes) -> Paced:
+        """Return a real run, the better one of two if the first has late operations."""
+        run = self._run(cell, schedule, processes)
+        if run.late > MOST_LATE:
+            run = min(run, self._run(cell, schedule, processes), key=lambda each: each.late)
+        at_work = (1 + UPDATE_SHARE) * self.batch_s / cell.num_stages / run.batch_s
+        flag = f"  MORE THAN {MOST_LATE:.0%} LATE" if run.late > MOST_LATE else ""
+        progress(
+            f"{cell.name}, {schedule}: {run.batch_s:.3f} s a batch, stages at work for {at_work:.0%}, "
+            f"{run.late:.1%} of the operations late{flag}"
         )
-        return replace(
-            few,
-            schedule=schedule,
-            microbatches=advice(MODEL, few, TIMES, LINE).least_microbatches,
-            batches=self.num_batches if schedule == "1f1b" else round(MORE * self.num_batches),
-        )
+        return run
 
-    def trained(self, schedule: Schedule, place: str, near: Processes, far: Sites) -> Trained:
-        """A real run."""
-        is_far, train = place == PLACES[1], self.train_spec(schedule)
-        far.wan.set(LINE)
+    def _run(self, cell: Cell, schedule: ScheduleName, processes: Processes) -> Paced:
+        """Raises RuntimeError: the losses are not those of the plain loop."""
+        same_as, m, times = "2bw" if schedule == "2bw" else "1f1b", cell.microbatches, cell.times(self.batch_s)
+        spec = job(same_as, m, total=self.total, batches=NUM_PACED)
+        train, line = replace(spec.train, schedule=schedule), LINE if cell.place == "two" else None
         task = TrainingRun(
-            job=near.new_name(),
+            job=processes.new_name(),
             model=MODEL,
             train=train,
-            optim=optim(schedule),
-            cuts=cut(layer_names(MODEL), 2),
-            depths=advice(MODEL, train, TIMES, LINE if is_far else None).depths,
-            seed=self.seed,
+            optim=spec.optim,
+            cuts=cut(layer_names(MODEL), cell.num_stages),
+            depths=advice(MODEL, train, times, line, cell.num_stages).depths,
+            seed=spec.job.seed,
             data=self.data,
-            times=TIMES,
+            times=times,
         )
-        reports: list[Resumed] = (far.processes if is_far else near).run(task, number=2)
+        reports: list[Resumed] = processes.run(task, number=cell.num_stages)
+        if reports[-1].stage.losses != self.plain[same_as, m]:
+            raise RuntimeError(f"{cell.name}, {schedule}: the losses are not those of the plain loop")
         began = reports[0].stage.operations[0][1]
         is_late = [
-            ended - began > LATE * TIMES.seconds(0, op)
+            after - before > LATE * times.seconds(0, op)
             for each in reports
-            for op, began, ended in each.stage.operations
+            for op, before, after in each.stage.operations
             if not isinstance(op, Update)
         ]
-        return Trained(
-            seconds=[ended - began for ended in reports[1].stage.batch_ends()],
-            losses=reports[1].stage.losses,
-            late=sum(is_late) / len(is_late),
+        ends = [end - began for end in reports[0].stage.batch_ends()]
+        steady_s = seconds_per_batch(ends, num_settling=NUM_SETTLING)
+        return Paced(ends[:-1], steady_s, sum(is_late) / len(is_late))  # the last batch is not followed by another
+
+
+def trained(
+    total: int, seeds: Sequence[int], ms: Sequence[int], data: str
+) -> tuple[list[Curves], dict[tuple[str, int], list[float]]]:
+    """Return the curves, by seed, and `Bench.plain`.
+
+    Raises RuntimeError: with some m the first losses are farther from the curve's than rounding explains.
+    """
+    more = round(MORE * total)
+    long = {
+        (name, seed): job(name, PLAIN_M, total=total, batches=more if name in DELAYED else total, seed=seed)
+        for seed, name in product(seeds, CURVES)
+    }
+    short = {(name, m): job(name, m, total=total, batches=NUM_PACED) for name, m in product(("1f1b", "2bw"), ms)}
+    progress(f"{len(long) + len(short)} trainings by the plain loop")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        whole, first = (
+            dict(zip(jobs, pool.map(plain_losses, jobs.values(), repeat(data)), strict=True)) for jobs in (long, short)
         )
+    for (name, m), losses in first.items():
+        apart = max(abs(one - other) for one, other in zip(losses, whole[name, seeds[0]], strict=False))
+        if apart > ROUNDING:
+            raise RuntimeError(f"{name}: m = {m} and m = {PLAIN_M} are {apart:.2g} nats apart; this is not rounding")
+    return [{name: whole[name, seed] for name in CURVES} for seed in seeds], first
 
 
-def optim(schedule: Schedule) -> OptimSpec:
-    """Error Feedback where there is a delay."""
-    return replace(OPTIM, error_feedback=1.0 if schedule == "2bw" else 0.0)
-
-
-class Kept:
-    """Runs that are done, in a file if there is one, so that a bench that was cut off goes on with the next."""
-
-    def __init__(self, file: Path | None, of: object) -> None:
-        """of: inputs of the runs; stored runs of other inputs are ignored."""
-        self._file, self._of = file, repr(of)
-        has_some = file is not None and file.exists()
-        told = json.loads(file.read_text()) if file is not None and has_some else {}
-        self._runs: dict[str, Trained] = (
-            {name: Trained(**run) for name, run in told["runs"].items()} if told.get("of") == self._of else {}
+def told_cell(cell: Cell, runs: Runs, targets: Mapping[float, Target]) -> dict[str, object]:
+    """Print a cell's table; return it for the JSON line."""
+    print(f"\n{cell.name}: seconds a batch: " + ", ".join(f"{name} {run.batch_s:.3f}" for name, run in runs.items()))
+    rows = []
+    for part, target in targets.items():
+        middle = {name: round(statistics.median(target.seconds(name, run)), 1) for name, run in runs.items()}
+        ratios = target.ratios(runs)
+        print(
+            f"  loss {statistics.median(target.losses):.3f}:",
+            "; ".join(f"{name} {seconds} s" for name, seconds in middle.items()),
+            *(f"\n    {pair} {ratio}" + ("   SLOWER" if ratio.median < 1 else "") for pair, ratio in ratios.items()),
         )
-
-    def run(self, name: str, make: Callable[[], Trained]) -> Trained:
-        """The one of that name."""
-        if name not in self._runs:
-            self._runs[name] = make()
-            if self._file is not None:
-                runs = {name: asdict(run) for name, run in self._runs.items()}
-                self._file.write_text(json.dumps({"of": self._of, "runs": runs}))
-        return self._runs[name]
+        told = {pair: [round(value, 3) for value in (r.median, r.low, r.high)] for pair, r in ratios.items()}
+        rows.append({"part": part, "seconds": middle, "ratios": told})
+    batch_s, late = ({each: round(getattr(run, name), 4) for each, run in runs.items()} for name in ("batch_s", "late"))
+    return {"batch_s": batch_s, "late": late, "targets": rows}
 
 
-def losses_of_plain_loop(bench: Bench, schedule: Schedule) -> list[float]:
-    """Return the loss of each batch, by the single-process loop."""
-    results: list[BatchResult] = []
-    job = JobSpec(
-        job=JobSection(name="time-to-loss", seed=bench.seed),
-        model=MODEL,
-        train=bench.train_spec(schedule),
-        optim=optim(schedule),
-    )
-    reference(job, TokenShards.open(Path(bench.data)), on_batch=results.append)
-    return [result.loss for result in results]
-
-
-def smoothed(losses: Sequence[float]) -> list[float]:
-    """Return, for each batch, the mean over it and up to WINDOW − 1 earlier ones."""
-    return [statistics.fmean(losses[max(0, end - WINDOW) : end]) for end in range(1, len(losses) + 1)]
-
-
-def batches_until(losses: Sequence[float], target: float) -> int:
-    """Return the number of batches until the smoothed loss reaches the target. Raises ValueError when it never does."""
-    for batch, loss in enumerate(smoothed(losses)):
-        if loss <= target and batch + 1 >= WINDOW:
-            return batch + 1
-    raise ValueError(f"a smoothed loss of {target:.4f} is not reached in {len(losses)} batches")
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """The times at which a seed's runs reach one target."""
-
-    target: float
-    batches: dict[Schedule, int]
-    seconds: dict[tuple[str, Schedule], float]
-
-    @classmethod
-    def of(
-        cls, losses: dict[Schedule, list[float]], runs: dict[tuple[str, Schedule], Trained], part: float
-    ) -> "Crossing":
-        """The target is what 1f1b has after a part of its batches."""
-        target = smoothed(losses["1f1b"])[max(WINDOW, round(part * len(losses["1f1b"]))) - 1]
-        batches = {schedule: batches_until(losses[schedule], target) for schedule in SCHEDULES}
-        return cls(target, batches, {key: run.seconds[batches[key[1]] - 1] for key, run in runs.items()})
-
-    def speedup(self, place: str) -> float:
-        """Seconds of 1f1b over seconds of 2bw."""
-        return self.seconds[place, "1f1b"] / self.seconds[place, "2bw"]
-
-    def distance(self, schedule: Schedule) -> float:
-        """Seconds on two sites over seconds on one."""
-        return self.seconds[PLACES[1], schedule] / self.seconds[PLACES[0], schedule]
-
-
-def plot(
-    runs: dict[tuple[str, Schedule], Trained], losses: Sequence[dict[Schedule, list[float]]], file: Path, m: int
-) -> None:
-    """Smoothed loss against seconds of the four runs, and against batches of all seeds."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (by_time, by_batch) = pyplot.subplots(1, 2, figsize=(11, 3.8), sharey=True)
-    colours = {"2bw": "#1b6ca8", "1f1b": "#c8553d"}
-    names = {"2bw": "2bw, Muon + Error Feedback", "1f1b": "1f1b, Muon"}
-    for (place, schedule), run in runs.items():
-        style = "-" if place == PLACES[1] else ":"
-        curve = smoothed(run.losses)[WINDOW - 1 :]
-        by_time.plot(
-            run.seconds[WINDOW - 1 :], curve, style, color=colours[schedule], label=f"{names[schedule]}, {place}"
-        )
-    for index, seed in enumerate(losses):
-        for schedule, of_batches in seed.items():
-            curve = smoothed(of_batches)[WINDOW - 1 :]
-            label = names[schedule] if index == 0 else None
-            by_batch.plot(
-                range(WINDOW, len(of_batches) + 1), curve, color=colours[schedule], lw=1, alpha=0.7, label=label
-            )
-    by_time.set(
-        title=f"two sites: {LINE.round_trip_ms:g} ms, {LINE.mbit_s:g} Mbit/s, m = {m}",
-        xlabel="seconds",
-        ylabel=f"training loss, mean of {WINDOW} batches (nats)",
-    )
-    by_batch.set(title=f"{len(losses)} seeds", xlabel="batches")
-    for axis in (by_time, by_batch):
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+def tell(curves: Sequence[Curves], runs: Mapping[Cell, Runs]) -> int:
+    """Print the tables and the JSON line; return the exit status."""
+    targets = {part: target for part in PARTS if (target := Target.of(curves, part))}
+    for part in sorted(set(PARTS) - set(targets)):
+        print(f"not all reach the loss of 1f1b after {part:.0%} of its batches in {MORE:g} times as many")
+    table = {cell.name: told_cell(cell, of_cell, targets) for cell, of_cell in runs.items()}
+    figures: dict[str, Figure] = {}
+    if targets:
+        last = targets[max(targets)]
+        for cell, of_cell in runs.items():
+            figures |= {f"{cell.name}: {pair}": ratio for pair, ratio in last.ratios(of_cell).items()}
+        figures |= {f"more batches: {name}": figure for name, figure in last.more_batches().items()}
+    ends = [{name: smoothed(losses)[len(seed["1f1b"]) - 1] for name, losses in seed.items()} for seed in curves]
+    for name in DELAYED:
+        figures[f"final difference: {name}"] = Figure.of([end[name] - end["1f1b"] for end in ends])
+    told = {part: {"loss": each.losses, "batches": each.batches} for part, each in targets.items()}
+    extra = {"cells": table, "targets": told, "final": ends}
+    return report("Seconds to the same loss: the last target", figures, extra=extra)
 
 
 def main() -> int:
-    """Train, and print the table and the JSON line."""
+    """Train, time, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="within a minute: one seed, few batches")
+    parser.add_argument("--quick", action="store_true", help="within a minute: p = 2 and 4, m = p, one site, one seed")
     parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="of 1f1b; more take longer and go further")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--keep", type=Path, help="a file for the runs that are done, to go on with if cut off")
-    parser.add_argument("--plot", type=Path, help="where to draw the curves, as a PNG")
     options = parser.parse_args()
-    num_batches, num_seeds = (QUICK_BATCHES, 1) if options.quick else (options.batches, options.seeds)
+    total, seeds = (QUICK_BATCHES, 1) if options.quick else (options.batches, options.seeds)
+    cells = cells_of(is_quick=options.quick)
+    runs: dict[Cell, Runs] = {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(num_batches, 1, str(builtin_corpus(Path(folder))))
-        kept = Kept(options.keep, (bench.train_spec("2bw"), MODEL, TIMES, OPTIM, LINE))
-        runs: dict[tuple[str, Schedule], Trained] = {}
-        with Processes(2) as near, sites() as far:
-            for place in PLACES:
-                for schedule in SCHEDULES:
-                    run = runs[place, schedule] = kept.run(
-                        f"{schedule}, {place}", partial(bench.trained, schedule, place, near, far)
-                    )
-                    progress(
-                        f"{schedule}, {place}: {len(run.seconds)} batches in {run.seconds[-1]:.1f} s, "
-                        f"{run.batch_s:.3f} s each, {run.late:.1%} of the operations late; "
-                        f"smoothed loss {smoothed(run.losses)[-1]:.4f}"
-                    )
-        same_bits = all(runs[PLACES[0], each].losses == runs[PLACES[1], each].losses for each in SCHEDULES)
-        losses: list[dict[Schedule, list[float]]] = [{each: runs[PLACES[0], each].losses for each in SCHEDULES}]
-        others = [replace(bench, seed=seed) for seed in range(2, num_seeds + 1)]
-        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-            of_schedule = [pool.map(losses_of_plain_loop, others, [each] * len(others)) for each in SCHEDULES]
-            for row in zip(*of_schedule, strict=True):
-                losses.append(dict(zip(SCHEDULES, row, strict=True)))
-    return _tell(runs, losses, same_bits=same_bits, m=bench.train_spec("2bw").microbatches, picture=options.plot)
-
-
-def _tell(
-    runs: dict[tuple[str, Schedule], Trained],
-    losses: Sequence[dict[Schedule, list[float]]],
-    *,
-    same_bits: bool,
-    m: int,
-    picture: Path | None,
-) -> int:
-    crossings = {part: [Crossing.of(seed, runs, part) for seed in losses] for part in PARTS}
-    print(f"\nseconds to a smoothed loss, median of {len(losses)} seeds; m = {m}")
-    print(f"{'target':>8} {'batches: 2bw':>13} {'1f1b':>6}" + "".join(f"{p + ', ' + s:>18}" for p, s in runs))
-    table = []
-    for part, seeds in crossings.items():
-        middle = {key: statistics.median(each.seconds[key] for each in seeds) for key in runs}
-        batches = {each: statistics.median(seed.batches[each] for seed in seeds) for each in SCHEDULES}
-        target = statistics.median(each.target for each in seeds)
-        print(
-            f"{target:8.3f} {batches['2bw']:13g} {batches['1f1b']:6g}" + "".join(f"{middle[k]:16.1f} s" for k in runs)
-        )
-        table.append(
-            {
-                "part": part,
-                "target": round(target, 4),
-                "batches": batches,
-                "seconds": {f"{place}, {schedule}": round(s, 2) for (place, schedule), s in middle.items()},
-            }
-        )
-    if picture:
-        plot(runs, losses, picture, m)
-    last = crossings[PARTS[-1]]
-    figures = {
-        "speedup_two_sites": Figure.of([each.speedup(PLACES[1]) for each in last]),
-        "speedup_one_site": Figure.of([each.speedup(PLACES[0]) for each in last]),
-        "more_batches": Figure.of([each.batches["2bw"] / each.batches["1f1b"] for each in last]),
-        "distance_2bw": Figure.of([each.distance("2bw") for each in last]),
-        "distance_1f1b": Figure.of([each.distance("1f1b") for each in last]),
-    }
-    extra: dict[str, object] = {
-        "targets": table,
-        "microbatches": m,
-        "seeds": len(losses),
-        "same_bits_on_one_site_and_two": same_bits,
-        "batch_s": {f"{place}, {schedule}": round(run.batch_s, 4) for (place, schedule), run in runs.items()},
-        "late": {f"{place}, {schedule}": round(run.late, 4) for (place, schedule), run in runs.items()},
-    }
-    status = report("Seconds to the same loss", figures, bars={"speedup_two_sites": 1.0}, extra=extra)
-    return status or int(not same_bits)
+        data = str(builtin_corpus(Path(folder)))
+        ms = sorted({cell.microbatches for cell in cells})
+        curves, plain = trained(total, range(1, seeds + 1), ms, data)
+        if sys.platform == "linux" and os.geteuid() == 0:
+            # What else this machine does is to set no pace. The stages' processes inherit it.
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        bench = Bench(total, QUICK_BATCH_S if options.quick else BATCH_S, data, plain)
+        for cell in cells:
+            with processes_of(cell) as processes:
+                timed: dict[str, Paced] = {each: bench.paced(cell, each, processes) for each in cell.schedules}
+            start = timed["2bw"].after(timed["1f1b"], round(WARMUP * total))
+            runs[cell] = {**timed, SYNC_START: start}
+    return tell(curves, runs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The planner's advice for two stages with a line between them: m and depth, as `headway plan` would say."""
+"""The planner's advice for stages with a line in their middle: m and depths, as `headway plan` would say."""
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from rigs.emulated_stage import SleepTimes
 
@@ -28,35 +29,36 @@ class Advice:
 
     least_microbatches: int
     """The m that hides the line under 2bw."""
-    depths: tuple[int, int]
-    """Depths of both stages."""
+    depths: tuple[int, ...]
+    """Depths of the stages."""
 
 
 @lru_cache
-def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | None) -> Advice:
-    """Return the advice for two equal stages with these times; line: None for one site. Raises ValueError without a
-    plan.
+def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | None, num_stages: int = 2) -> Advice:
+    """Return the advice for equal stages with these times, half of them on either site; line: None for one site.
+    Raises ValueError without a plan.
     """
-    num_blocks = model.num_hidden_layers // 2
+    num_blocks = model.num_hidden_layers // num_stages
     block = LayerTime(
         forward_s=times.forward_s / num_blocks,
         backward_s=times.backward_s / num_blocks,
         update_s=max(FREE_S, times.update_s / num_blocks),
     )
     free = LayerTime(forward_s=FREE_S, backward_s=FREE_S, update_s=FREE_S)
-    nodes = tuple(_node(name, site=name if line is not None else "here") for name in ("a", "b"))
+    a, b = ([f"{site}{index}" for index in range(num_stages // 2)] for site in ("a", "b"))
+    nodes = tuple(_node(name, site=name[0] if line is not None else "here") for name in (*a, *b))
+    placement = PlacementSpec(min_nodes=num_stages, replicas=(1,) * num_stages)
     plan = make_plan(
-        JobSpec(job=JobSection(name="two-sites"), model=model, train=train, placement=PlacementSpec(min_nodes=2)),
+        JobSpec(job=JobSection(name="two-sites"), model=model, train=train, placement=placement),
         nodes,
         profiles=Profiles.of(
             {(node.name, 0): {"embed": free, "block": block, "head": free} for node in nodes},
-            {("a", "b"): _as_probed(line)} if line is not None else None,
+            dict.fromkeys(product(a, b), _as_probed(line)) if line is not None else None,
         ),
     )
     if not isinstance(plan, ClusterPlan):
         raise ValueError(f"no plan for {train} over {line}: {plan}")
-    first, second = (stage.depth for stage in plan.workers)
-    return Advice(plan.distance.least_microbatches, (first, second))
+    return Advice(plan.distance.least_microbatches, tuple(stage.depth for stage in plan.workers))
 
 
 def _as_probed(line: Line) -> LinkProbe:

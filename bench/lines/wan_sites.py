@@ -1,4 +1,4 @@
-"""Two stages on one site and on two: real executors, links and processes, and an emulated line where there are two."""
+"""Stages on one site and on two: real executors, links and processes, and an emulated line where there are two."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanRun(StageRun):
-    """One stage of two, with a line between them where the processes have one."""
+    """One stage, with a line in the middle of them all where the processes have one."""
 
-    depths: tuple[int, int] = (2, 1)
+    depths: tuple[int, ...] = (2, 1)
 
     def run(self, host: Host) -> Resumed:  # type: ignore[override]
         """The stage of the host's rank."""
@@ -38,14 +38,15 @@ class WanRun(StageRun):
 
 
 class Apart(Processes):
-    """Two processes, each in a network namespace of its own."""
+    """Processes of which the first half is in one network namespace, and the other half in another."""
 
-    def __init__(self, namespaces: Sequence[str]) -> None:
-        super().__init__(2)
+    def __init__(self, namespaces: Sequence[str], number: int) -> None:
+        super().__init__(number)
         self._namespaces = namespaces
 
     def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
-        return partial(_serve_in, self._namespaces[rank], ADDRESSES[rank])
+        site = int(rank >= self._number / 2)
+        return partial(_serve_in, self._namespaces[site], ADDRESSES[site])
 
 
 def _serve_in(namespace: str, address: str, connection: Connection, rank: int, certificates: Path) -> None:
@@ -63,9 +64,11 @@ class Sites:
 
 
 @contextmanager
-def sites(*, has_loss: bool = False) -> Iterator[Sites]:
-    """Two sites. Ends the program in one line where this machine lets this user make none."""
+def sites(*, number: int = 2, has_loss: bool = False) -> Iterator[Sites]:
+    """Two sites, with `number` processes together. Ends the program in one line where this machine lets this user make
+    none.
+    """
     if not is_possible():
         raise SystemExit("an emulated line needs root, /dev/net/tun and iproute2")
-    with NamespacesWan(mtu=PLAIN_MTU if has_loss else LARGE_MTU) as line, Apart(line.namespaces) as processes:
+    with NamespacesWan(mtu=PLAIN_MTU if has_loss else LARGE_MTU) as line, Apart(line.namespaces, number) as processes:
         yield Sites(processes, line)
