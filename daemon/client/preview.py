@@ -60,6 +60,8 @@ class PlanPreview:
     """Number of epochs that the job names; 0: its file says `batches`."""
     batches: int | None = None
     """Number of batches of the job; None: its epochs are not counted, because the data is not here."""
+    sync_batches: int = 0
+    """Batches without delay before the others have one."""
     may_stop_early: bool = False
     """Whether evaluations may end the job before its last batch."""
     own_loss: str = ""
@@ -124,8 +126,10 @@ class PlanPreview:
     def _data(self) -> list[str]:
         mixed = [f"Microbatches draw their rows from several sources: {self.data}."] if self.data else []
         early = ["Evaluations may end the job before its last batch."] if self.may_stop_early else []
+        k, seconds = counted(self.sync_batches, "batch"), self.plan.distance.drained_batch_s
+        sync = [f"Without delay at first: {k}, {seconds:.3g} s each as predicted."] if self.sync_batches else []
         own_loss = f"What {self.own_loss} keeps in memory is counted as for a cross entropy."
-        return mixed + early + ([own_loss] if self.own_loss else [])
+        return mixed + sync + early + ([own_loss] if self.own_loss else [])
 
     @property
     def _epochs(self) -> list[str]:
@@ -133,7 +137,8 @@ class PlanPreview:
             return []
         if self.batches is None:
             return [f"The data is not here, so it is not known how many batches {counted(self.epochs, 'epoch')} take."]
-        seconds = self.batches * self.plan.predicted_batch_seconds
+        later = self.batches - self.sync_batches
+        seconds = later * self.plan.predicted_batch_seconds + self.sync_batches * self.plan.distance.drained_batch_s
         epochs = f"{counted(self.epochs, 'epoch')} of the data: {counted(self.batches, 'batch')}"
         return [f"{epochs}, {seconds:.3g} s as predicted."]
 
@@ -210,6 +215,7 @@ def preview(
         schedule=schedule,
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
+        sync_batches=spec.train.sync_batches,
         may_stop_early=spec.train.stops_early,
         own_loss=spec.train.loss if spec.train.has_own_loss else "",
         data=shares_text(spec.data),

@@ -105,6 +105,11 @@ class Distance:
             seconds = max(seconds, self.num_microbatches * self._way_s(stage) / depth)
         return max(seconds, (self.hidden_batch_s + self._way_s(0)) / 2) if self.delay else seconds
 
+    @property
+    def drained_batch_s(self) -> float:
+        """Return the seconds of a batch behind which the pipe drains, as it does up to `sync_batches`."""
+        return self.hidden_batch_s + self._way_s(0) - self.pace_s if self.delay else self.batch_s
+
     def sentences(self, schedule: str) -> tuple[str, ...]:
         """Return sentences for people; none if no link is long."""
         if not self.is_far:

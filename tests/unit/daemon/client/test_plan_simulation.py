@@ -51,6 +51,20 @@ def test_without_delay_every_stage_waits() -> None:
     assert forecast(fast, planned(fast, nodes).workers, nodes).step_seconds < run.step_seconds
 
 
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_a_batch_without_delay_takes_what_one_of_1f1b_takes(m: int) -> None:
+    """2bw on four nodes, also with one microbatch → what is predicted of its first batches is the simulated step of
+    1f1b. `plan` tells it, and the seconds of all epochs have it."""
+    nodes = equal_nodes(4)
+    spec, plain = job(microbatches=m, sync_batches=3), job(microbatches=m, schedule="1f1b")
+    drained_s = planned(spec, nodes).distance.drained_batch_s
+    assert drained_s == pytest.approx(forecast(plain, planned(plain, nodes).workers, nodes).step_seconds, rel=0.05)
+    told = replace(preview(spec, nodes)[0], epochs=2, batches=10)
+    all_s = 3 * drained_s + 7 * told.plan.predicted_batch_seconds
+    assert f"Without delay at first: 3 batches, {drained_s:.3g} s each as predicted." in told.lines
+    assert any(line.endswith(f" 10 batches, {all_s:.3g} s as predicted.") for line in told.lines)
+
+
 def test_a_stage_that_is_shared_takes_its_share_of_the_time() -> None:
     """Two replicas of every stage → half of one's microbatches each, and the whole update; a row for each worker."""
     spec = job(reduction_groups=2)
