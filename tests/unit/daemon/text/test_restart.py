@@ -3,10 +3,9 @@
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -81,11 +80,24 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+BRANCHES = multiprocessing.get_context("forkserver")
+"""Makes processes from one that has imported what takes long."""
+BRANCHES.set_forkserver_preload(["pytest", preparing.__name__])
+
+
 def killed(given: list[str], out: Path, options: dict[str, Any], place: str, number: int) -> None:
     """Prepare in a process that kills itself."""
-    arguments = json.dumps([given, str(out), options, place, number])
-    ended = subprocess.run([sys.executable, __file__, arguments], check=False, timeout=60)
-    assert ended.returncode == -signal.SIGKILL
+    process = BRANCHES.Process(target=prepare_and_die, args=(given, out, options, place, number))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def prepare_and_die(given: list[str], out: Path, options: dict[str, Any], place: str, number: int) -> None:
+    """Prepare in this process, and kill it."""
+    shrink(setattr)
+    interrupt(place, number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    preparing.prepare(given, out, Preparation(**options))
 
 
 class Again:
@@ -304,10 +316,3 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, again: Again, monk
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(ConfigError, match=r"cannot be locked: Function not implemented; name a folder of another"):
         again.run(sources(tmp_path), tmp_path / "out", KINDS["stream"])
-
-
-if __name__ == "__main__":
-    asked_sources, asked_out, asked_options, asked_place, asked_number = json.loads(sys.argv[1])
-    shrink(setattr)
-    interrupt(asked_place, asked_number, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    preparing.prepare(asked_sources, Path(asked_out), Preparation(**asked_options))
