@@ -94,7 +94,7 @@ def random_cluster(chance: random.Random) -> list[NodeRecord]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))])
 def test_auto_is_never_slower_than_one_choice_for_all(seed: int) -> None:
     """Any cluster of limited devices, few or many: as fast as the best fixed choice, within each device's memory."""
     chance = random.Random(seed)
