@@ -126,14 +126,14 @@ JOBS = {
 }
 
 
+@pytest.mark.parametrize("num_stages", [1, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("name", JOBS)
-def test_any_cut_has_the_bits_of_the_plain_loop(name: str) -> None:
-    """One, three and five stages."""
+def test_any_cut_has_the_bits_of_the_plain_loop(name: str, num_stages: int) -> None:
+    """All layers on one stage, and each on its own; in a slow run also what lies between."""
     job = JOBS[name]
-    for num_stages in (1, 3, 5):
-        layers, journal = initial_layers(job), Journal()
-        assert set(Pipeline(job, layers, journal, num_stages=num_stages).run()) == {4}
-        assert_exact(job, layers, journal)
+    layers, journal = initial_layers(job), Journal()
+    assert set(Pipeline(job, layers, journal, num_stages=num_stages).run()) == {4}
+    assert_exact(job, layers, journal)
 
 
 @pytest.mark.parametrize("name", ["2bw", "preferences, recomputed"])

@@ -90,16 +90,17 @@ def test_devices_whose_losses_come_late_end_it_at_the_same_boundary(late_seed: i
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("job", "step"),
     [
-        pytest.param(JOBS["2bw"], id="2bw"),
-        pytest.param(JOBS["1f1b"], id="1f1b", marks=pytest.mark.slow),
-        pytest.param(EVERY_BATCH, id="2bw, every batch"),
+        pytest.param(JOBS["2bw"], 2, id="2bw"),
+        pytest.param(JOBS["2bw"], 1, id="2bw, each boundary", marks=pytest.mark.slow),
+        pytest.param(JOBS["1f1b"], 1, id="1f1b", marks=pytest.mark.slow),
+        pytest.param(EVERY_BATCH, 1, id="2bw, every batch"),
     ],
 )
-def test_a_run_may_be_interrupted_before_and_after_the_decision(job: JobSpec, tmp_path: Path) -> None:
-    """Stop at each boundary, also between the decision and the end, and at the end itself; go on with another cut."""
-    for stop in range(1, end_of(job) + 1):
+def test_a_run_may_be_interrupted_before_and_after_the_decision(job: JobSpec, step: int, tmp_path: Path) -> None:
+    """Stop at boundaries, also between the decision and the end, and at the end itself; go on with another cut."""
+    for stop in range(end_of(job), 0, -step):
         folder = tmp_path / str(stop)
         folder.mkdir()
         layers, journal = initial_layers(job), Journal()
