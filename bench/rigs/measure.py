@@ -45,18 +45,15 @@ class Figure:
         return f"{self.median:.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.num_samples}"
 
 
-def alternate(num_pairs: int, ours: Callable[[], float], theirs: Callable[[], float]) -> list[tuple[float, float]]:
-    """Measure both sides `num_pairs` times in turns, the first side changing from pair to pair: (ours, theirs)."""
-    pairs = []
-    for index in range(num_pairs):
-        if index % 2 == 0:
-            first = ours()
-            pairs.append((first, theirs()))
-        else:
-            second = theirs()
-            pairs.append((ours(), second))
-        progress(f"pair {index + 1} of {num_pairs}: {pairs[-1][0]:.4g} against {pairs[-1][1]:.4g}")
-    return pairs
+def alternate(num_rounds: int, *sides: Callable[[], float]) -> list[tuple[float, ...]]:
+    """Measure all sides `num_rounds` times in turns, forwards and backwards: their values, in the order given."""
+    rounds = []
+    for index in range(num_rounds):
+        order = range(len(sides)) if index % 2 == 0 else reversed(range(len(sides)))
+        found = {side: sides[side]() for side in order}
+        rounds.append(tuple(found[side] for side in range(len(sides))))
+        progress(f"round {index + 1} of {num_rounds}: {' against '.join(f'{value:.4g}' for value in rounds[-1])}")
+    return rounds
 
 
 def progress(text: str) -> None:
