@@ -60,6 +60,7 @@ class SoakCase:
     schedule: str
     reduction_groups: int
     clip_norm: float
+    sync_batches: int = 0
     kinds: tuple[str, ...] = KINDS
     layer_s: float = 0.0
     """Least seconds of a layer's forward; its backward takes twice as long. A long job then costs little to compute."""
@@ -70,7 +71,9 @@ class SoakCase:
 
     @classmethod
     def of(cls, seed: int, *, duration_s: float, batches: int, rate_per_minute: float) -> "SoakCase":
-        """Three to six nodes, every schedule, with and without clipping and reduction groups, in turn."""
+        """Three to six nodes, every schedule, with and without clipping and reduction groups, in turn. Every second 2bw
+        has no delay in the first half of the job.
+        """
         return cls(
             seed=seed,
             num_nodes=3 + seed % 4,
@@ -78,6 +81,7 @@ class SoakCase:
             duration_s=duration_s,
             rate_per_minute=rate_per_minute,
             schedule=("2bw", "1f1b", "2bw", "gpipe")[seed // 2 % 4],
+            sync_batches=(0, 0, batches // 2, 0)[seed // 2 % 4],
             reduction_groups=(1, 2)[seed // 3 % 2],
             clip_norm=(0.5, 0.0)[seed // 5 % 2],
         )
@@ -92,6 +96,7 @@ class SoakCase:
             self.name,
             batches=self.batches,
             schedule=self.schedule,
+            sync_batches=self.sync_batches,
             reduction_groups=self.reduction_groups,
             clip_norm=self.clip_norm,
         )

@@ -19,7 +19,8 @@ from tests.integration.exactness.training import Oracle
     ],
 )
 async def test_random_faults_change_no_bit(tmp_path: Path, seed: int, kinds: tuple[str, ...]) -> None:
-    """Three nodes, about four random faults: the reference's bits, every rule of the history kept, nothing left."""
+    """Three nodes, about four random faults, half of the batches without delay: the reference's bits, every rule of the
+    history kept, nothing left."""
     case = SoakCase(
         seed=seed,
         num_nodes=3,
@@ -27,6 +28,7 @@ async def test_random_faults_change_no_bit(tmp_path: Path, seed: int, kinds: tup
         duration_s=8.0,
         rate_per_minute=32.0,
         schedule="2bw",
+        sync_batches=50,
         reduction_groups=1,
         clip_norm=0.5,
         kinds=kinds,
