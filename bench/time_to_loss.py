@@ -47,6 +47,7 @@ from rigs.measure import Figure, progress, report
 from rigs.paced_stage import PacedGraph
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 
+from headway.daemon.jobs.data_choices import BESIDE_MUON
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
@@ -64,7 +65,9 @@ LINE = Line(round_trip_ms=100, mbit_s=100)
 SEQUENCES, SEQUENCE_LENGTH = 32, 64
 """Of a batch."""
 OPTIM = OptimSpec(
-    matrices=GroupSpec(name="muon", lr=3e-2), rest=GroupSpec(name="adamw", lr=9e-3), lr_schedule="constant"
+    matrices=GroupSpec(name="muon", lr=3e-2),
+    rest=GroupSpec(name="adamw", lr=9e-3, betas=BESIDE_MUON),
+    lr_schedule="constant",
 )
 """Of a third of the rates of docs/jobs/demo.toml, themselves, and 3 and 10 times as high ones, the best for 1f1b after
 200 and more batches; those of the first three that are best for 2bw after 300."""
