@@ -8,6 +8,7 @@ import fcntl
 import json
 import math
 import multiprocessing
+import os
 import re
 import signal
 import statistics
@@ -113,7 +114,7 @@ def run_study(
         with _Pool(processes, progress) as pool:
             while todo:
                 for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
-                    rows[cell] = _row(cell, study.job(cell), losses, end, seconds)
+                    rows[cell] = _row(cell, study.job(cell), losses, end, seconds, jobs=out / JOBS_NAME)
                     with written(str(out)):
                         write_job(out / JOBS_NAME, rows[cell])
                         results.write(msgspec.json.encode(rows[cell]) + b"\n")
@@ -139,7 +140,9 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
         except msgspec.MsgspecError as error:
             raise ConfigError(f"line {number} is no result of a study: {error}", str(path)) from error
         cell = row.cell
-        if (cell.optimizer, cell.treatment) in study.jobs and is_job(row, study.job(cell)):
+        if (cell.optimizer, cell.treatment) in study.jobs and is_job(
+            row, study.job(cell), jobs=path.parent / JOBS_NAME
+        ):
             rows[cell] = row
     return rows
 
@@ -263,13 +266,17 @@ def _timed(spec: JobSpec) -> float:
     return statistics.median(seconds) * spec.train.batches
 
 
-def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, seconds: float) -> Row:
+def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, seconds: float, *, jobs: Path) -> Row:
+    text = job_text(spec, whole=WHOLE)
+    for path in (spec.origin.url, *(part.source for part in spec.data.parts)):
+        if Path(path).is_absolute():  # a path from the job file on says nothing of this machine
+            text = text.replace(f'"{path}"', f'"{os.path.relpath(path, jobs)}"')
     return Row(
         optimizer=cell.optimizer,
         treatment=cell.treatment,
         factor=cell.factor,
         seed=cell.seed,
-        job=job_text(spec, whole=WHOLE),
+        job=text,
         loss=end,
         losses_sha256=losses_sha256(losses),
         curve=thinned(losses),
@@ -277,12 +284,12 @@ def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, 
     )
 
 
-def is_job(row: Row, spec: JobSpec) -> bool:
+def is_job(row: Row, spec: JobSpec, *, jobs: Path) -> bool:
     """Return whether a row's cell was trained as this job, wherever its data lay. One that no release can read any more
-    was not.
+    was not. jobs: folder of the job files.
     """
     try:
-        was = values_of(parse_job(row.job, open_model=model_opener(Path())))
+        was = values_of(parse_job(row.job, open_model=model_opener(jobs)))
     except ConfigError:
         return False
     return all(
