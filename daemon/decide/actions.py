@@ -125,6 +125,8 @@ def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
     reason = shape_and_nodes(plan.workers)
     if plan.predicted_batch_seconds > 0:
         reason += f", predicted {plan.predicted_batch_seconds:.2g} s a batch"
+    if first := situation.spec.train.sync_batches:
+        reason += f"; the first {first} have no delay"
     return offer(situation, to, plan, reason=reason, origin=situation.origin, is_event=False)
 
 

@@ -18,6 +18,8 @@ from headway.daemon.plan.plan_question import ask
 from headway.daemon.plan.planner import answer
 from headway.daemon.plan.predicted_time import predict
 from tests.rigs.clusters import node
+from tests.rigs.scenarios import events, running_at_full_speed
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 NAMES = ("a", "b", "c", "d", "e")
@@ -121,3 +123,14 @@ def test_the_ways_to_a_relay_and_from_there_count() -> None:
         assert found == expected
         told.add(found)
     assert len(told) == 2
+
+
+def test_a_job_says_that_its_first_batches_have_no_delay() -> None:
+    """They are slower than the plan's pace, and nothing is wrong."""
+    spec = small_spec("first", batches=400)
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(replace(spec, train=replace(spec.train, sync_batches=40)))
+    running_at_full_speed(cluster)
+    (began,) = [text for text in events(cluster) if text.startswith("Training since batch 0: ")]
+    assert began.endswith(" s a batch; the first 40 have no delay")
