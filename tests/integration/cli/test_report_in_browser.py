@@ -1,5 +1,6 @@
 """A report in a real browser: from a file, without a network, by mouse, keyboard and on a phone."""
 
+import json
 from pathlib import Path
 
 from headway.daemon.cluster.measurements import LinkCuts
@@ -36,17 +37,18 @@ async def test_a_report_is_read_by_mouse_and_keyboard(tmp_path: Path) -> None:
         assert await page.value("document.querySelector('h1').textContent") == "<i>demo"
         assert await page.value("document.querySelectorAll('i:not(.bar i), b').length") == 0
 
-        async def told() -> dict[str, str]:
-            return {pair[0]: pair[1] for pair in await page.value(SHOWN) if len(pair) == 2}
+        async def tells(**told: str) -> None:
+            """The page draws with the screen, so a moment after what it was told."""
+            pairs = json.dumps([[name.replace("_", " "), text] for name, text in told.items()])
+            shown = f"{SHOWN}.map(String)"
+            await page.until(f"{pairs}.every((pair) => {shown}.includes(String(pair)))")
 
-        assert (await told())["loss"] == repr(history[399].loss)
+        await tells(loss=repr(history[399].loss))
         await page.value("Headway.page.stack.focus()")
         await page.press("ArrowLeft")
-        now = await told()
-        assert (now["batch"], now["loss"]) == ("398", repr(history[398].loss))
+        await tells(batch="398", loss=repr(history[398].loss))
         await page.value("document.querySelectorAll('.events .note')[0].parentElement.click()")
-        assert (await told())["batch"] == "160"
-        assert (await told())["the plain loop"] == "the same, in each digit"
+        await tells(batch="160", the_plain_loop="the same, in each digit")
         await page.press("+")
         assert await page.until("Headway.page.to - Headway.page.from < 250")
         await page.press("0")
@@ -58,7 +60,7 @@ async def test_a_report_is_read_by_mouse_and_keyboard(tmp_path: Path) -> None:
         assert await page.until("Headway.page.batch === 404"), "who looks at the end goes with it"
         await page.value("Headway.page.append([{batch: 405, loss: null, tokens: 1, seconds: 1, generation: 5}])")
         assert await page.until("Headway.page.batch === 405")
-        assert (await told())["loss"] == "not finite"
+        await tells(loss="not finite")
         assert {each.split("#")[0] for each in page.requests} == {address}
         assert page.complaints == []
 
