@@ -11,6 +11,7 @@ from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_a
 from headway.daemon.client.few_rows import few_rows_of
 from headway.daemon.client.nodes_file import parse_nodes
 from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.jobs.data_choices import with_schedule
 from headway.daemon.jobs.device_defaults import with_device_defaults
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
@@ -42,15 +43,20 @@ def read_planned(job: Path, *, warn: Callable[[str], None]) -> tuple[JobSpec, fr
     is_built_in = spec.data.source in BUILT_IN_SOURCES  # never of several sources, some of which are folders
     _tell_of_typos(spec, job, warn)
     if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
-        return spec, named, False
+        return _of_known_length(spec, job, named), named, False
     if why := why_no_answer(spec.data):
         warn(f"the plan is made without the data: {why}")
-        return spec, named, False
+        return _of_known_length(spec, job, named), named, False
     spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
     check_tokenizer(spec, job)
     if few := few_rows_of(spec, default_cache_dir()):
         warn(few)
     return spec, named, True
+
+
+def _of_known_length(spec: JobSpec, job: Path, named: frozenset[str]) -> JobSpec:
+    """Return the job with what its length decides, unless the data has to be counted for that."""
+    return spec if spec.train.epochs else with_schedule(spec, str(job), named=named)
 
 
 def _tell_of_typos(spec: JobSpec, job: Path, warn: Callable[[str], None]) -> None:

@@ -231,7 +231,8 @@ def read_draft(
         if named is not None:
             spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN, OF_THE_DELAY)
         if spec.train.schedule == AUTO:
-            spec = spec.with_values({"train.schedule": manifest.spec.train.schedule})
+            keys = ("train.schedule", *(("train.sync_batches",) if not manifest.spec.train.delay else ()))
+            spec = spec.with_values({key: manifest.spec.value_of(key) for key in keys})
         checkpoint_folder.check_fits(spec, manifest, str(source))
         spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
         spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
+from headway.daemon.jobs.data_choices import LEFT_OUT
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import USED_BY_ALL
 
-_WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs")
+_WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs", "train.sync_share")
 _ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
 """Settings of [train] that decide where and how a batch is computed, to the same bits."""
 _LENGTHS: Final = ("train.batches", "optim.schedule_batches", "optim.after_end")
@@ -53,8 +54,8 @@ def values_of(spec: JobSpec) -> dict[str, str]:
 
 
 def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
-    """Return a file of this job: the keys whose values are not the defaults, one a line. whole: beginnings of keys that
-    it names in any case, if the job uses them.
+    """Return a file of this job: the keys whose values are not the defaults, and those that are computed where a file
+    leaves them out, one a line. whole: beginnings of keys that it names in any case, if the job uses them.
     """
     values, usual = values_of(spec), values_of(JobSpec(job=JobSection(name="")))
     unused = {
@@ -63,7 +64,7 @@ def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
         for name in _named(of)
         if name not in of.kind.settings | USED_BY_ALL | {"name"}
     }
-    kept = {key for key, value in values.items() if usual.get(key) != value}
+    kept = {key for key, value in values.items() if usual.get(key) != value} | ({*LEFT_OUT} - unused)
     kept |= {key for key in values if whole and key.startswith(whole)} - unused
     kept |= {f"{key.rpartition('.')[0]}.name" for key in kept if key.startswith(("optim.matrices.", "optim.rest."))}
     if spec.data.sources:

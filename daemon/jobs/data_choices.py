@@ -152,6 +152,8 @@ _SYNC: Final = "train.sync_batches"
 _BETAS: Final = "optim.rest.betas"
 OF_THE_DELAY: Final = (_SYNC, _BETAS)
 """Keys whose defaults take most of a delay's price away."""
+LEFT_OUT: Final = (_WARMUP, *OF_THE_DELAY)
+"""Keys whose values are computed where a file leaves them out."""
 BESIDE_MUON: Final = (0.98, 0.98)
 """Betas of AdamW beside matrices that are orthogonalised: docs/delay.md compares them with others."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from headway.daemon.client.submission import Link, read_draft
 from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.outlook import as_fast_as_their_like
+from headway.daemon.jobs.data_choices import OF_THE_DELAY
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.local.cards import local_devices, machine_cards
 from headway.daemon.local.cluster import LocalCluster
@@ -30,6 +32,7 @@ from headway.daemon.reports.picture import Picture
 from headway.daemon.reports.report_page import check_report, write_report
 from headway.daemon.reports.watch_view import Display
 from headway.stages.errors import PeerError
+from headway.stages.spec import AUTO
 
 MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
@@ -79,10 +82,8 @@ async def run_job(
         force=force,
         environment=environment,
     )
-    spec = read_draft(job_file, link=link).resolved_here(local_devices())
-    spec, schedule = with_chosen_schedule(spec, equal_nodes(num_nodes, num_cores=num_cores()))
-    if schedule:
-        sys.stderr.write(f"headway: {schedule}\n")
+    draft = read_draft(job_file, link=link)
+    spec = draft.resolved_here(local_devices())
     check_report(out / REPORT_NAME)
     make_out(out, out / MODEL_NAME)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
@@ -96,7 +97,7 @@ async def run_job(
     ):
         if cluster.card_sharing:
             sys.stderr.write(f"headway: {cluster.card_sharing}\n")
-        await _submit_or_continue(session, spec, out)
+        await _submit_or_continue(session, spec, out, named=draft.named or frozenset())
         training = _train(cluster, session, spec.job.name, out, display, on_view)
         job, picture = await unless(training, cluster.guard(grace_s=DEATH_GRACE_S))
         if job.phase.phase is Phase.FAILED:
@@ -123,22 +124,34 @@ def crowding(spec: JobSpec, num_nodes: int, *, num_cores: float, memory_bytes: i
     )
 
 
-async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path) -> None:
-    """Queue the job, or continue the one that an earlier run on this folder left. Raises ConfigError for
-    another one.
+async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path, *, named: Collection[str]) -> None:
+    """Queue the job, or continue the one that an earlier run on this folder left: it decides what the file leaves open
+    of its delay. named: the file's keys. Raises ConfigError for another one.
     """
-    found = (await session.view()).jobs.get(spec.job.name)
+    view = await session.view()
+    found = view.jobs.get(spec.job.name)
     if found is None or found.spec is None:
+        nodes = [*as_fast_as_their_like(view.nodes.values()).values()]
+        spec, schedule = await asyncio.to_thread(with_chosen_schedule, spec, nodes)
+        if schedule:
+            sys.stderr.write(f"headway: {schedule}\n")
         (out / METRICS_NAME).unlink(missing_ok=True)
         (out / FAILURE_NAME).unlink(missing_ok=True)
         await submit(session, spec)
-    elif found.spec != spec:
+    elif found.spec != _with_those_of(spec, found.spec, named):
         raise ConfigError("holds another job of this name; name another folder with --out", str(out))
     elif found.phase.phase in TERMINAL_PHASES and found.phase.phase is not Phase.FINISHED:
         raise ConfigError(
             f"holds this job, which is {found.phase.phase}; delete the folder, or name another with --out",
             str(out),
         )
+
+
+def _with_those_of(spec: JobSpec, found: JobSpec, named: Collection[str]) -> JobSpec:
+    keys = {key for key in OF_THE_DELAY if key not in named}
+    if spec.train.schedule == AUTO:
+        keys |= {"train.schedule", "train.sync_batches"}
+    return spec.with_values({key: found.value_of(key) for key in keys})
 
 
 async def _train(

@@ -108,7 +108,8 @@ class Distance:
     @property
     def drained_batch_s(self) -> float:
         """Return the seconds of a batch behind which the pipe drains, as it does up to `sync_batches`."""
-        return self.hidden_batch_s + self._way_s(0) - self.pace_s if self.delay else self.batch_s
+        drained_s = self.hidden_batch_s + self._way_s(0) - self.pace_s if self.delay else 0.0
+        return max(self.batch_s, drained_s)
 
     def sentences(self, schedule: str) -> tuple[str, ...]:
         """Return sentences for people; none if no link is long."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.planned_job import read_planned
 from headway.daemon.client.preview import equal_nodes, preview
 from headway.daemon.cluster.records import NodeRecord, SpecRecord
 from headway.daemon.decide.admission import why_refused
@@ -82,3 +83,15 @@ def test_an_open_schedule_is_refused_where_nobody_can_choose() -> None:
     check_named([with_chosen_schedule(JOB, equal_nodes(1))[0]], str(Path()))
     record = SpecRecord(spec=JOB, uid="u", submitted_by="", submitted_at=0.0)
     assert why_refused(record, "open").startswith("train.schedule: ")
+
+
+@pytest.mark.parametrize("more", ["", 'schedule = "auto"\n'])
+def test_a_plan_without_the_data_has_the_batches_without_delay_that_submit_would_have(
+    tmp_path: Path, more: str
+) -> None:
+    """The built-in data need not be read for them. Where epochs have to be counted they are not known."""
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "open"\n[train]\n{more}batches = 80\n')
+    assert read_planned(job, warn=print)[0].train.sync_batches == 8
+    job.write_text(f'[job]\nname = "open"\n[data]\nsource = "https://far.example/data"\n[train]\n{more}epochs = 2\n')
+    assert read_planned(job, warn=print)[0].train.sync_batches == 0

@@ -13,8 +13,9 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.measurements import GoodputRecord
 from headway.daemon.cluster.records import EventRecord, PlanRecord
 from headway.daemon.jobs.changed_keys import job_text
+from headway.daemon.jobs.data_choices import with_schedule
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.reports.metrics_file import Gaps, MetricsFile, read_rows
 from headway.daemon.reports.picture import MOST_PLANS, MOST_POINTS, OtherRun, picture_of, reduced, telling_rows
 from headway.daemon.reports.report_page import page_html
@@ -256,8 +257,14 @@ def test_rows_that_are_lost_are_told() -> None:
 
 
 def test_a_name_is_the_default(tmp_path: Path) -> None:
-    """The shortest job has one line."""
-    assert job_text(JobSpec(job=JobSection(name="first"))) == 'job.name = "first"\n'
+    """The shortest job has its name, and what would be computed if it were left out: read again it is the same."""
+    job = JobSpec(job=JobSection(name="first"))
+    (tmp_path / "first.toml").write_text(text := job_text(job))
+    assert [line.partition(" ")[0] for line in text.splitlines()] == [
+        *("job.name", "train.sync_batches", "optim.rest.name", "optim.rest.betas", "optim.warmup_batches")
+    ]
+    spec, named = read_job_file(tmp_path / "first.toml")
+    assert with_schedule(spec, "first.toml", named=named) == job
 
 
 def test_each_plan_has_the_seconds_that_were_spent_while_it_was_in_force() -> None:
