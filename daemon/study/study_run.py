@@ -1,7 +1,7 @@
 """`headway study`: trains the cells of a study, one process each, and writes what they end at.
 
 DIR/results.jsonl has a row for each cell that is done; the same command goes on from there. DIR/jobs has the job file
-of each: a cluster that runs it has its bits.
+of each, made of its row: a cluster that runs it has its bits.
 """
 
 import fcntl
@@ -105,6 +105,9 @@ def run_study(
     """
     with _results_file(out) as results:
         rows = read_results(out / RESULTS_NAME, study)
+        with written(str(out)):
+            for row in rows.values():
+                write_job(out / JOBS_NAME, row)
         if not (todo := wanted(study, losses_of(rows))):
             return
         each_s = statistics.fmean(row.seconds for row in rows.values()) if rows else _timed(study.job(todo[0]))
@@ -116,9 +119,9 @@ def run_study(
                 for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
                     rows[cell] = _row(cell, study.job(cell), losses, end, seconds, jobs=out / JOBS_NAME)
                     with written(str(out)):
-                        write_job(out / JOBS_NAME, rows[cell])
                         results.write(msgspec.json.encode(rows[cell]) + b"\n")
                         results.flush()
+                        write_job(out / JOBS_NAME, rows[cell])
                 todo = wanted(study, losses_of(rows))
 
 
