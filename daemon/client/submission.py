@@ -40,7 +40,6 @@ from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.source_choice import BUILT_IN_SOURCES
 from headway.stages.errors import DataError
-from headway.stages.spec import AUTO
 
 MOST_NODES: Final = 64
 """Maximum number of nodes asked, the first by name."""
@@ -230,9 +229,6 @@ def read_draft(
     if manifest is not None:
         if named is not None:
             spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN, OF_THE_DELAY)
-        if spec.train.schedule == AUTO:
-            keys = ("train.schedule", *(("train.sync_batches",) if not manifest.spec.train.delay else ()))
-            spec = spec.with_values({key: manifest.spec.value_of(key) for key in keys})
         checkpoint_folder.check_fits(spec, manifest, str(source))
         spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
         spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's

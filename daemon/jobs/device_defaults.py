@@ -12,7 +12,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.data_choices import OF_THE_DELAY
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.attention_kernels import FASTEST_FIRST, Kernel, KernelDevice, computes_bfloat16, why_not
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import AUTO, ModelSpec, TrainSpec
 
 
 def attention_backend(spec: JobSpec, devices: Iterable[KernelDevice], source: str) -> Kernel:
@@ -77,11 +77,15 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
 
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
-    """Return the job with the keys that it leaves open as in the job whose checkpoint it begins with."""
+    """Return the job with the keys that it leaves open as in the job that it continues."""
     chosen = {key: origin.value_of(key) for key in (*FILLED_IN, *OF_THE_DELAY)}
     if spec.train.compile:  # compiled blocks are not computed again in part
         del chosen[RECOMPUTE]
-    return _filled_in(spec, named, chosen)
+    filled_in = _filled_in(spec, named, chosen)
+    if spec.train.schedule != AUTO:
+        return filled_in
+    keys = ("train.schedule",) if origin.train.delay else ("train.schedule", "train.sync_batches")
+    return filled_in.with_values({key: origin.value_of(key) for key in keys})
 
 
 def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, object]) -> JobSpec:

@@ -19,7 +19,7 @@ from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.outlook import as_fast_as_their_like
-from headway.daemon.jobs.data_choices import OF_THE_DELAY
+from headway.daemon.jobs.device_defaults import with_those_of
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.local.cards import local_devices, machine_cards
 from headway.daemon.local.cluster import LocalCluster
@@ -32,7 +32,6 @@ from headway.daemon.reports.picture import Picture
 from headway.daemon.reports.report_page import check_report, write_report
 from headway.daemon.reports.watch_view import Display
 from headway.stages.errors import PeerError
-from headway.stages.spec import AUTO
 
 MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
@@ -125,8 +124,8 @@ def crowding(spec: JobSpec, num_nodes: int, *, num_cores: float, memory_bytes: i
 
 
 async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path, *, named: Collection[str]) -> None:
-    """Queue the job, or continue the one that an earlier run on this folder left: it decides what the file leaves open
-    of its delay. named: the file's keys. Raises ConfigError for another one.
+    """Queue the job, or continue the one that an earlier run on this folder left: it decides what the file leaves
+    open. named: the file's keys. Raises ConfigError for another one.
     """
     view = await session.view()
     found = view.jobs.get(spec.job.name)
@@ -138,20 +137,13 @@ async def _submit_or_continue(session: ClusterSession, spec: JobSpec, out: Path,
         (out / METRICS_NAME).unlink(missing_ok=True)
         (out / FAILURE_NAME).unlink(missing_ok=True)
         await submit(session, spec)
-    elif found.spec != _with_those_of(spec, found.spec, named):
+    elif found.spec != with_those_of(spec, found.spec, named=named):
         raise ConfigError("holds another job of this name; name another folder with --out", str(out))
     elif found.phase.phase in TERMINAL_PHASES and found.phase.phase is not Phase.FINISHED:
         raise ConfigError(
             f"holds this job, which is {found.phase.phase}; delete the folder, or name another with --out",
             str(out),
         )
-
-
-def _with_those_of(spec: JobSpec, found: JobSpec, named: Collection[str]) -> JobSpec:
-    keys = {key for key in OF_THE_DELAY if key not in named}
-    if spec.train.schedule == AUTO:
-        keys |= {"train.schedule", "train.sync_batches"}
-    return spec.with_values({key: found.value_of(key) for key in keys})
 
 
 async def _train(

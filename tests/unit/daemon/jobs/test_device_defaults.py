@@ -20,7 +20,7 @@ from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.local.demo import DEMO_JOB
 from headway.stages.data.stdlib_corpus import builtin_corpus
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec
 
 CPU = Device(kind="cpu")
 T4, A100, H100 = (Device(kind="cuda", capability=capability) for capability in ("7.5", "8.0", "9.0"))
@@ -171,3 +171,13 @@ def test_a_named_kernel_that_no_device_has_is_refused_by_key_and_value() -> None
 def test_a_named_kernel_that_some_device_has_stays() -> None:
     """The plan uses those devices."""
     assert attention_backend(job(24, "efficient"), [CPU, H100], "job.toml") == "efficient"
+
+
+@pytest.mark.parametrize(("schedule", "k"), [("2bw", 7), ("1f1b", 0)])
+def test_an_open_schedule_is_that_of_the_job_which_is_continued(schedule: ScheduleName, k: int) -> None:
+    """And the batches without delay that the file names go where there is no delay."""
+    plain = JobSpec(job=JobSection(name="j"))
+    origin = replace(plain, train=replace(plain.train, schedule=schedule, sync_batches=k))
+    given = replace(plain, train=replace(plain.train, schedule="auto", sync_batches=7))
+    named = {"train.schedule", "train.sync_batches"}
+    assert with_those_of(given, origin, named=named) == origin
