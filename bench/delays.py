@@ -1,9 +1,11 @@
-"""What other delays would cost in loss: longer ones, and those of other pipelines without a flush.
+"""What other delays would cost in loss: longer ones, those of other pipelines without a flush, those of a part of the
+model; and other corrections.
 
 A byte-level decoder of 16 blocks × 32 learns the sources of the Python standard library for 300 updates of 16 × 64
 tokens, in one process; rigs/delayed_loop.py has each pipeline's rule and its source. Warm-up is a tenth of the updates,
 then a cosine falls to a tenth of the rate. Muon 1e-2 has AdamW 3e-3 for the rest; AdamW alone has 1e-3. A gap is the
 held-out loss of the final weights over that of delay 0 and the same seed, in nats. PACI takes a batch in 16 parts.
+"norms late": a delay of one for them alone. rigs/corrections.py has the other forms of Error Feedback.
 2BW is delay 1 at any depth, to the bit: tests/unit/bench/rigs/test_delayed_loop.py cuts it into up to 16 stages.
 
 `--quick`: four rows of 60 updates, with a smaller model. `--seeds N`: means of so many, with 90 % intervals.
@@ -16,16 +18,20 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from delay import held_out_loss
-from rigs.delayed_loop import Delays, pipedream, train, uniform, unstashed
+from rigs.corrections import CORRECTIONS
+from rigs.delayed_loop import PARTS, Delays, part, pipedream, train, uniform, unstashed
+from rigs.held_out import held_out_loss
 from rigs.measure import machine, progress, versions
 
+from headway.daemon.jobs.data_choices import BESIDE_MUON
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.study.study_results import Estimate, estimate
+from headway.optim.layer_optimizer import ErrorFeedback
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
@@ -33,7 +39,9 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 DEPTHS, FAR = (2, 4, 8, 16), (2, 4, 8)
 OPTIMIZERS = {
-    "Muon": OptimSpec(matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=3e-3), lr_floor=0.1),
+    "Muon": OptimSpec(
+        matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=3e-3, betas=BESIDE_MUON), lr_floor=0.1
+    ),
     "AdamW": OptimSpec(matrices=GroupSpec(name="adamw", lr=1e-3), rest=GroupSpec(name="adamw", lr=1e-3), lr_floor=0.1),
 }
 FULL = JobSpec(
@@ -56,6 +64,8 @@ class Row:
     alpha: float = 0.0
     has_adamw: bool = True
     """Whether AdamW trains it too."""
+    correction: str = ""
+    """One of CORRECTIONS, in place of the job's Error Feedback."""
 
 
 ROWS = {
@@ -67,6 +77,9 @@ ROWS = {
     **{f"delay {d} + EF": Row(uniform(d), alpha=1.0, has_adamw=False) for d in FAR},
     **{f"no stashing, {p} stages": Row(unstashed(p), has_adamw=False) for p in DEPTHS},
     **{f"PACI, {p} stages": Row(unstashed(p, 16), has_adamw=False) for p in (4, 16)},
+    **{f"{name} late": Row(part(name)) for name in PARTS},
+    **{f"{name} late + EF": Row(part(name), alpha=1.0) for name in PARTS},
+    **{f"EF, {name}": Row(uniform(1), correction=name, has_adamw=False) for name in CORRECTIONS},
 }
 QUICK_ROWS = ("delay 0", "delay 1", "delay 1 + EF", "PipeDream, 4 stages")
 Cell = tuple[str, str, int]
@@ -88,9 +101,15 @@ def trained(base: JobSpec, cell: Cell, tokens: TokenShards) -> float:
     optim = replace(OPTIMIZERS[optimizer], error_feedback=row.alpha, warmup_batches=base.train.batches // 10)
     job = replace(base, job=replace(base.job, seed=seed), optim=optim)
     losses: list[float] = []
-    held_out = held_out_loss(job, train(job, tokens, row.delays, on_batch=losses.append), tokens)
+    correction = partial(_corrected, row.correction, job) if row.correction else None
+    weights = train(job, tokens, row.delays, on_batch=losses.append, correction=correction)
+    held_out = held_out_loss(job, weights, tokens)
     progress(f"{optimizer}, {label}, seed {seed}: {held_out:.4f}; training {fmean(losses[-20:]):.4f}")
     return held_out
+
+
+def _corrected(name: str, job: JobSpec, layer: str) -> ErrorFeedback:
+    return CORRECTIONS[name](layer, job.optim, job.train.batches)
 
 
 def measured(base: JobSpec, cells: list[Cell], kept: Path | None) -> dict[Cell, float]:

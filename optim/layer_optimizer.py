@@ -179,7 +179,8 @@ class TorchLayerOptimizer:
         self._groups = tuple(groups)
         self._momenta = {name: group.momentum for group in self._groups for name in group.names}
         self._schedule = schedule
-        self._error_feedback = error_feedback
+        self.error_feedback = error_feedback
+        """What corrects its updates; another one may be put here before update 0."""
         self._next_update: int | None = 0  # None: state was loaded, and the next step sets the index
 
     @torch.no_grad()
@@ -358,8 +359,8 @@ class TorchLayerOptimizer:
         self._slots[name].grad = None
         self._momenta[name].narrow(self._slots[name])
         STEPS.num_done += 1
-        if self._error_feedback.is_active:
-            self._error_feedback.correct(name, weight, before=before, update_index=update_index)
+        if self.error_feedback.is_active:
+            self.error_feedback.correct(name, weight, before=before, update_index=update_index)
         # The slot is an alias with its own version counter; autograd watches the counter of the target.
         increment_version(weight)
 
@@ -372,7 +373,7 @@ class TorchLayerOptimizer:
             for slot, tensor in self._state_of(group, name).items()
             if slot != STEP_COUNT
         }
-        return state | {f"{SLOT}/{name}": delta for name, delta in self._error_feedback.deltas.items()}
+        return state | {f"{SLOT}/{name}": delta for name, delta in self.error_feedback.deltas.items()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -384,8 +385,8 @@ class TorchLayerOptimizer:
             name: group.spec.state_of(tuple(self._slots[name].shape)) for group in self._groups for name in group.names
         }
         homes = {f"{each.slot}/{name}": each for name, of in kept.items() for each in of if each.slot != STEP_COUNT}
-        if self._error_feedback.is_active:
-            dtype = str(self._error_feedback.dtype).removeprefix("torch.")
+        if self.error_feedback.is_active:
+            dtype = str(self.error_feedback.dtype).removeprefix("torch.")
             homes |= {f"{SLOT}/{name}": StateTensor(SLOT, tuple(of.shape), dtype) for name, of in self._slots.items()}
         if state:
             self._check_names(state, homes)
@@ -395,7 +396,7 @@ class TorchLayerOptimizer:
             if tensor.dtype != (wanted := getattr(torch, homes[key].dtype)):
                 raise ValueError(f"{self._layer_name}: {key} is {tensor.dtype}, not {wanted}")
 
-        self._error_feedback.deltas.clear()
+        self.error_feedback.deltas.clear()
         for group in self._groups:
             group.optimizer.state.clear()
         # Without any state, as at boundary 0, only update 0 can follow; an optimizer that never has state cannot tell.
@@ -409,8 +410,8 @@ class TorchLayerOptimizer:
                     home[each.slot] = (
                         self._own(state[f"{each.slot}/{name}"], name) if each.slot != STEP_COUNT else _step_count(each)
                     )
-        if self._error_feedback.is_active:
-            self._error_feedback.deltas |= {name: self._own(state[f"{SLOT}/{name}"], name) for name in self._slots}
+        if self.error_feedback.is_active:
+            self.error_feedback.deltas |= {name: self._own(state[f"{SLOT}/{name}"], name) for name in self._slots}
 
     def _prepare(self, name: str, current: Tensor, target: Tensor, gradient: Tensor) -> Tensor:
         """Point a parameter's slot at its target, which holds W_b from here on. Returns W_b for Error Feedback."""
@@ -418,7 +419,7 @@ class TorchLayerOptimizer:
         before = current
         if target is not current:
             target.copy_(current)
-        elif self._error_feedback.is_active:
+        elif self.error_feedback.is_active:
             before = current.clone()
         slot.data = target.detach()
         slot.grad = gradient

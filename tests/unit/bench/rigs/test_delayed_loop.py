@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rigs.delayed_loop import Delays, Layer, pipedream, train, uniform, unstashed
+from rigs.delayed_loop import PARTS, Delays, Layer, part, part_of, pipedream, train, uniform, unstashed
 from torch import Tensor, nn
 
 from headway.daemon.jobs.job import JobSpec
@@ -68,6 +68,28 @@ def test_another_version_on_any_stage_has_other_bits(wrong: Delays) -> None:
     """The comparison with the plain loop would see it."""
     job = JOBS["adamw-no-clip"]
     assert not are_equal(simulated(job, wrong), plain(job, "2bw"))
+
+
+def test_a_part_that_is_late_with_no_delay_has_the_bits_of_no_delay() -> None:
+    """Its layer has two optimizers then."""
+    job = JOBS["muon-ef"]
+    assert are_equal(simulated(job, Delays((0,), part="norms")), plain(job, "1f1b"))
+
+
+def test_a_late_part_alone_meets_its_last_version() -> None:
+    weights = [{"norm.weight": torch.zeros(1), "lm_head.weight": torch.zeros(1)} for _ in range(2)]
+    layer = Layer("head", nn.Identity(), deque(weights), 0, part("norms"))
+    met = layer.met(weights[0])
+    assert met["norm.weight"] is weights[0]["norm.weight"]
+    assert met["lm_head.weight"] is weights[1]["lm_head.weight"]
+
+
+def test_each_parameter_is_of_one_part() -> None:
+    _, weights = simulated(JOBS["muon-ef"], uniform(0))
+    found = {part_of(name, each) for name, of in weights.items() for each in of}
+    assert found == set(PARTS)
+    ends = [simulated(JOBS["muon-ef"], delays)[0] for delays in (*map(part, PARTS), uniform(0), uniform(1))]
+    assert len({*map(tuple, ends)}) == len(ends)
 
 
 def test_stages_are_slices_as_those_of_the_real_pipeline() -> None:

@@ -10,9 +10,6 @@ Every second batch of 8 microbatches begins with an evaluation of as many. Both 
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rigs.emulated_stage import SleepTimes
 from rigs.measure import Figure, alternate, report
