@@ -1,4 +1,4 @@
-"""Seconds to the same loss: 1f1b with Muon over 2bw with Muon and Error Feedback, for 2, 4 and 8 stages, m = p and 4p
+"""Seconds to the same loss: 1f1b with Muon over 2bw with Muon and a job's defaults, for 2, 4 and 8 stages, m = p and 4p
 microbatches, on one site and on two.
 
 A byte-level decoder of eight blocks learns the sources of the Python standard library. The losses of a batch depend
@@ -8,19 +8,16 @@ processes, and between two sites an emulated line. Every operation there compute
 its fixed time is over. A batch has the same work in every cell, and the same rows. What binds both: the losses of every
 cell's batches are the bits of the plain loop with that m. Between two m only rounding differs.
 
-All have the same data, clipping and rates, which are constant after a warm-up. Then a run's curve does not depend on
-where it ends, and "until this loss" has a meaning for each loss. Under a cosine a loss in the middle is measured at a
-rate that the end decides, and the last one is reached when the schedule ends or never.
+A loss is what a whole training ends at: warm-up over a tenth of its batches, then a cosine to a tenth of the rate, held
+out, after W_B. Somebody who trains for so many batches has it then. 1f1b has trainings of several lengths, whose losses
+are the targets, and 2bw has some that are as long and longer; between two of them the loss falls in a line with the
+logarithm of the batches. Each schedule has the best of three rates, by the first seed.
 
-"2bw, sync start" has no delay while the rate rises: its first batches take the seconds of 1f1b.
+2bw has Error Feedback and, as is a job's default, no delay in a tenth of its batches, which take the seconds of 1f1b.
 
-No row of the data is seen twice, so each batch's loss is of unseen text, before its update (under 2bw one update
-older). Smoothed loss: the mean of the last 20 batches. The targets are what 1f1b has after parts of its batches; 2bw
-may take 1.75 times as many.
-
-p8_m32_two: 1f1b over 2bw: seconds of both until the last target that all seeds reach, at 8 stages, m = 32, on two
-sites. There gpipe is timed too: it has the losses of 1f1b and hides a line better. more batches: those of 2bw over
-those of 1f1b until that target. final difference: smoothed loss minus that of 1f1b after equally many batches, nats.
+p8_m32_two: 1f1b over 2bw: seconds of both until the last target, at 8 stages, m = 32, on two sites. There gpipe is
+timed too: it has the losses of 1f1b and hides a line better. more batches: those of 2bw over those of 1f1b until a
+target. auto: what `schedule = "auto"` would choose for the seconds of the cell.
 Intervals are over seeds; the seconds of a batch are one run's.
 """
 
@@ -37,12 +34,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product, repeat
 from pathlib import Path
+from typing import TypeVar
 
 from lines.wan_line import Line
 from lines.wan_plan import advice
 from lines.wan_sites import Resumed, WanRun, sites
 from rigs.emulated_stage import SleepTimes
-from rigs.loss_targets import CURVES, DELAYED, SYNC_START, Curves, Paced, Runs, Target, smoothed
+from rigs.held_out import held_out_loss
+from rigs.loss_targets import SYNC_SHARE, Ends, Paced, Runs, Target
 from rigs.measure import Figure, progress, report
 from rigs.paced_stage import PacedGraph
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
@@ -50,6 +49,7 @@ from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 from headway.daemon.jobs.data_choices import BESIDE_MUON
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.reference_loop import BatchResult, reference
+from headway.daemon.plan.schedule_choice import seconds_until
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
@@ -65,30 +65,26 @@ LINE = Line(round_trip_ms=100, mbit_s=100)
 SEQUENCES, SEQUENCE_LENGTH = 32, 64
 """Of a batch."""
 OPTIM = OptimSpec(
-    matrices=GroupSpec(name="muon", lr=3e-2),
-    rest=GroupSpec(name="adamw", lr=9e-3, betas=BESIDE_MUON),
-    lr_schedule="constant",
+    matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=3e-3, betas=BESIDE_MUON), lr_floor=0.1
 )
-"""Of a third of the rates of docs/jobs/demo.toml, themselves, and 3 and 10 times as high ones, the best for 1f1b after
-200 and more batches; those of the first three that are best for 2bw after 300."""
+FACTORS = (1.0, 2.0, 4.0)
+"""Of these rates, tried with both schedules."""
 WARMUP = 0.1
-"""Of 1f1b's batches. A sync start is as long."""
+"""Of a training's batches."""
 BATCH_S, QUICK_BATCH_S = 6.4, 1.0
 """Forwards and backwards of a batch, all stages together: 25 ms of each of 8 stages for one of 32 microbatches."""
 FORWARD_SHARE, UPDATE_SHARE = 1 / 3, 0.04
 """Of that time: the forwards', and what the updates take in addition."""
-NUM_BATCHES, QUICK_BATCHES = 300, 60
-"""Of 1f1b."""
-MORE = 1.75
-"""Times as many for 2bw, which may need more until the same loss."""
+TARGETS, QUICK_TARGETS = (150, 300, 600), (40,)
+"""Batches of the trainings of 1f1b."""
+LONGER = (1.0, 1.1, 1.3, 1.7)
+"""Times as many of 2bw."""
 NUM_PACED, NUM_SETTLING = 10, 4
 """Batches of a cell's run, and those before it is steady."""
 PLAIN_M = 2
 """m of the trainings that give the losses."""
 ROUNDING = 1e-3
 """Nats by which rounding may part two m in the batches of a cell."""
-PARTS = (0.25, 0.5, 0.75, 1.0)
-"""Shares of 1f1b's batches whose smoothed losses are the targets."""
 LATE, MOST_LATE = 1.1, 0.05
 """An operation that takes so many times its time is late; a run with a larger share of such is made again, once."""
 
@@ -141,23 +137,32 @@ def cells_of(*, is_quick: bool) -> list[Cell]:
     return [Cell(num_stages, more * num_stages, place) for num_stages, more, place in product(stages, mores, places)]
 
 
-def job(name: str, m: int, *, total: int, batches: int, seed: int = 1) -> JobSpec:
-    """Return the training of a curve. total: batches of 1f1b, of which the warm-up is a share; batches: of this run."""
-    warmup = round(WARMUP * total)
+def job(schedule: ScheduleName, m: int, *, batches: int, seed: int = 1, factor: float = 1.0) -> JobSpec:
+    """Return a whole training. factor: of the rates."""
+    matrices, rest = (replace(group, lr=factor * group.lr) for group in (OPTIM.matrices, OPTIM.rest))
+    is_late = schedule == "2bw"
     return JobSpec(
         job=JobSection(name="time-to-loss", seed=seed),
         model=MODEL,
         train=TrainSpec(
-            schedule="2bw" if name in DELAYED else "1f1b",
+            schedule=schedule,
             batches=batches,
             microbatches=m,
             microbatch_size=SEQUENCES // m,
             sequence_length=SEQUENCE_LENGTH,
-            sync_batches=warmup if name == SYNC_START else 0,
+            sync_batches=round(SYNC_SHARE * batches) if is_late else 0,
             data_order="epochs",  # a batch has the same rows with any m
         ),
-        optim=replace(OPTIM, warmup_batches=warmup, error_feedback=float(name in DELAYED)),
+        optim=replace(
+            OPTIM, matrices=matrices, rest=rest, warmup_batches=round(WARMUP * batches), error_feedback=float(is_late)
+        ),
     )
+
+
+def paced_job(schedule: ScheduleName, m: int) -> JobSpec:
+    """Return the job of a cell's run, whose batches are all alike."""
+    spec = job(schedule, m, batches=NUM_PACED)
+    return replace(spec, train=replace(spec.train, sync_batches=0))
 
 
 def plain_losses(spec: JobSpec, data: str) -> list[float]:
@@ -165,6 +170,14 @@ def plain_losses(spec: JobSpec, data: str) -> list[float]:
     results: list[BatchResult] = []
     reference(spec, TokenShards.open(Path(data)), on_batch=results.append)
     return [result.loss for result in results]
+
+
+def end(spec: JobSpec, data: str) -> float:
+    """Return the held-out loss of a training, by the single-process loop."""
+    tokens = TokenShards.open(Path(data))
+    loss = held_out_loss(spec, reference(spec, tokens, on_batch=lambda _: None), tokens)
+    progress(f"{spec.train.schedule}, {spec.train.batches} batches, rate {spec.optim.matrices.lr:g}, {loss:.4f}")
+    return loss
 
 
 @contextmanager
@@ -183,10 +196,9 @@ def processes_of(cell: Cell) -> Iterator[Processes]:
 class Bench:
     """The paced runs."""
 
-    total: int
     batch_s: float
     data: str
-    plain: Mapping[tuple[str, int], list[float]]
+    plain: Mapping[tuple[ScheduleName, int], list[float]]
     """Losses of the plain loop in the first batches, of 1f1b and 2bw by m."""
 
     def paced(self, cell: Cell, schedule: ScheduleName, processes: Processes) -> Paced:
@@ -204,8 +216,9 @@ class Bench:
 
     def _run(self, cell: Cell, schedule: ScheduleName, processes: Processes) -> Paced:
         """Raises RuntimeError: the losses are not those of the plain loop."""
-        same_as, m, times = "2bw" if schedule == "2bw" else "1f1b", cell.microbatches, cell.times(self.batch_s)
-        spec = job(same_as, m, total=self.total, batches=NUM_PACED)
+        m, times = cell.microbatches, cell.times(self.batch_s)
+        same_as: ScheduleName = "2bw" if schedule == "2bw" else "1f1b"
+        spec = paced_job(same_as, m)
         train, line = replace(spec.train, schedule=schedule), LINE if cell.place == "two" else None
         task = TrainingRun(
             job=processes.new_name(),
@@ -233,66 +246,105 @@ class Bench:
         return Paced(ends[:-1], steady_s, sum(is_late) / len(is_late))  # the last batch is not followed by another
 
 
-def trained(
-    total: int, seeds: Sequence[int], ms: Sequence[int], data: str
-) -> tuple[list[Curves], dict[tuple[str, int], list[float]]]:
-    """Return the curves, by seed, and `Bench.plain`.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What trainings end at."""
 
-    Raises RuntimeError: with some m the first losses are farther from the curve's than rounding explains.
-    """
-    more = round(MORE * total)
-    long = {
-        (name, seed): job(name, PLAIN_M, total=total, batches=more if name in DELAYED else total, seed=seed)
-        for seed, name in product(seeds, CURVES)
+    synced: Sequence[Ends]
+    """Of 1f1b, by seed."""
+    delayed: Sequence[Ends]
+    """Of 2bw."""
+    factors: Mapping[ScheduleName, float]
+    """Of the rates, that are best for each schedule."""
+    plain: Mapping[tuple[ScheduleName, int], list[float]]
+    """`Bench.plain`."""
+
+    def targets(self) -> dict[int, Target]:
+        """Return the losses that all seeds reach, by the batches of 1f1b."""
+        found = {each: Target.of(each, self.synced, self.delayed) for each in self.synced[0]}
+        return {batches: target for batches, target in found.items() if target}
+
+
+def trained(targets: Sequence[int], seeds: Sequence[int], ms: Sequence[int], data: str) -> Trained:
+    """Train. Raises RuntimeError: with some m the first losses are farther from those of PLAIN_M than rounding."""
+    schedules: tuple[ScheduleName, ...] = ("1f1b", "2bw")
+    lengths: dict[ScheduleName, list[int]] = {
+        "1f1b": [*targets],
+        "2bw": sorted({round(longer * each) for each in targets for longer in LONGER}),
     }
-    short = {(name, m): job(name, m, total=total, batches=NUM_PACED) for name, m in product(("1f1b", "2bw"), ms)}
-    progress(f"{len(long) + len(short)} trainings by the plain loop")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        whole, first = (
-            dict(zip(jobs, pool.map(plain_losses, jobs.values(), repeat(data)), strict=True)) for jobs in (long, short)
+
+        def every(jobs: Mapping[Key, JobSpec], of: Callable[[JobSpec, str], Value]) -> dict[Key, Value]:
+            return dict(zip(jobs, pool.map(of, jobs.values(), repeat(data)), strict=True))
+
+        middle = targets[len(targets) // 2]
+        tuning = every(
+            {(each, f): job(each, PLAIN_M, batches=middle, factor=f) for each, f in product(schedules, FACTORS)}, end
         )
-    for (name, m), losses in first.items():
-        apart = max(abs(one - other) for one, other in zip(losses, whole[name, seeds[0]], strict=False))
+        factors = {each: min((tuning[each, f], f) for f in FACTORS)[1] for each in schedules}
+        whole = every(
+            {
+                (each, seed, batches): job(each, PLAIN_M, batches=batches, seed=seed, factor=factors[each])
+                for each, seed in product(schedules, seeds)
+                for batches in lengths[each]
+            },
+            end,
+        )
+        plain = every({(each, m): paced_job(each, m) for each, m in product(schedules, {PLAIN_M, *ms})}, plain_losses)
+    for (schedule, m), losses in plain.items():
+        apart = max(abs(one - other) for one, other in zip(losses, plain[schedule, PLAIN_M], strict=True))
         if apart > ROUNDING:
-            raise RuntimeError(f"{name}: m = {m} and m = {PLAIN_M} are {apart:.2g} nats apart; this is not rounding")
-    return [{name: whole[name, seed] for name in CURVES} for seed in seeds], first
+            raise RuntimeError(
+                f"{schedule}: m = {m} and m = {PLAIN_M} are {apart:.2g} nats apart; this is not rounding"
+            )
+    synced, delayed = (
+        [{batches: whole[each, seed, batches] for batches in lengths[each]} for seed in seeds] for each in schedules
+    )
+    return Trained(synced, delayed, factors, plain)
 
 
-def told_cell(cell: Cell, runs: Runs, targets: Mapping[float, Target]) -> dict[str, object]:
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def told_cell(cell: Cell, runs: Runs, targets: Mapping[int, Target]) -> dict[str, object]:
     """Print a cell's table; return it for the JSON line."""
-    print(f"\n{cell.name}: seconds a batch: " + ", ".join(f"{name} {run.batch_s:.3f}" for name, run in runs.items()))
+    seconds = {name: run.batch_s for name, run in runs.items()}
+    chosen = min(until := seconds_until(OPTIM, SYNC_SHARE, seconds), key=until.__getitem__)
+    print(f"\n{cell.name}: seconds a batch: {', '.join(f'{n} {s:.3f}' for n, s in seconds.items())}; auto: {chosen}")
     rows = []
-    for part, target in targets.items():
-        middle = {name: round(statistics.median(target.seconds(name, run)), 1) for name, run in runs.items()}
+    for batches, target in targets.items():
         ratios = target.ratios(runs)
         print(
-            f"  loss {statistics.median(target.losses):.3f}:",
-            "; ".join(f"{name} {seconds} s" for name, seconds in middle.items()),
+            f"  loss of 1f1b after {batches}, {statistics.median(target.losses):.3f}:",
             *(f"\n    {pair} {ratio}" + ("   SLOWER" if ratio.median < 1 else "") for pair, ratio in ratios.items()),
         )
         told = {pair: [round(value, 3) for value in (r.median, r.low, r.high)] for pair, r in ratios.items()}
-        rows.append({"part": part, "seconds": middle, "ratios": told})
+        rows.append({"batches": batches, "ratios": told})
     batch_s, late = ({each: round(getattr(run, name), 4) for each, run in runs.items()} for name in ("batch_s", "late"))
-    return {"batch_s": batch_s, "late": late, "targets": rows}
+    return {"batch_s": batch_s, "late": late, "auto": chosen, "targets": rows}
 
 
-def tell(curves: Sequence[Curves], runs: Mapping[Cell, Runs]) -> int:
+def tell(found: Trained, runs: Mapping[Cell, Runs]) -> int:
     """Print the tables and the JSON line; return the exit status."""
-    targets = {part: target for part in PARTS if (target := Target.of(curves, part))}
-    for part in sorted(set(PARTS) - set(targets)):
-        print(f"not all reach the loss of 1f1b after {part:.0%} of its batches in {MORE:g} times as many")
+    targets = found.targets()
+    for batches in sorted(set(found.synced[0]) - set(targets)):
+        print(f"not all reach the loss of 1f1b after {batches} batches in {LONGER[-1]:g} times as many")
     table = {cell.name: told_cell(cell, of_cell, targets) for cell, of_cell in runs.items()}
     figures: dict[str, Figure] = {}
     if targets:
         last = targets[max(targets)]
         for cell, of_cell in runs.items():
             figures |= {f"{cell.name}: {pair}": ratio for pair, ratio in last.ratios(of_cell).items()}
-        figures |= {f"more batches: {name}": figure for name, figure in last.more_batches().items()}
-    ends = [{name: smoothed(losses)[len(seed["1f1b"]) - 1] for name, losses in seed.items()} for seed in curves]
-    for name in DELAYED:
-        figures[f"final difference: {name}"] = Figure.of([end[name] - end["1f1b"] for end in ends])
-    told = {part: {"loss": each.losses, "batches": each.batches} for part, each in targets.items()}
-    extra = {"cells": table, "targets": told, "final": ends}
+    figures |= {f"more batches: {batches}": target.more_batches() for batches, target in targets.items()}
+    for batches in found.synced[0]:
+        pairs = zip(found.delayed, found.synced, strict=True)
+        figures[f"nats over 1f1b: {batches}"] = Figure.of([late[batches] - fresh[batches] for late, fresh in pairs])
+    extra: dict[str, object] = {
+        "cells": table,
+        "factors": found.factors,
+        "ends": {"1f1b": found.synced, "2bw": found.delayed},
+    }
     return report("Seconds to the same loss: the last target", figures, extra=extra)
 
 
@@ -300,26 +352,22 @@ def main() -> int:
     """Train, time, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within a minute: p = 2 and 4, m = p, one site, one seed")
-    parser.add_argument("--batches", type=int, default=NUM_BATCHES, help="of 1f1b; more take longer and go further")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     options = parser.parse_args()
-    total, seeds = (QUICK_BATCHES, 1) if options.quick else (options.batches, options.seeds)
+    targets, seeds = (QUICK_TARGETS, 1) if options.quick else (TARGETS, options.seeds)
     cells = cells_of(is_quick=options.quick)
     runs: dict[Cell, Runs] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = str(builtin_corpus(Path(folder)))
-        ms = sorted({cell.microbatches for cell in cells})
-        curves, plain = trained(total, range(1, seeds + 1), ms, data)
+        found = trained(targets, range(1, seeds + 1), sorted({cell.microbatches for cell in cells}), data)
         if sys.platform == "linux" and os.geteuid() == 0:
             # What else this machine does is to set no pace. The stages' processes inherit it.
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        bench = Bench(total, QUICK_BATCH_S if options.quick else BATCH_S, data, plain)
+        bench = Bench(QUICK_BATCH_S if options.quick else BATCH_S, data, found.plain)
         for cell in cells:
             with processes_of(cell) as processes:
-                timed: dict[str, Paced] = {each: bench.paced(cell, each, processes) for each in cell.schedules}
-            start = timed["2bw"].after(timed["1f1b"], round(WARMUP * total))
-            runs[cell] = {**timed, SYNC_START: start}
-    return tell(curves, runs)
+                runs[cell] = {each: bench.paced(cell, each, processes) for each in cell.schedules}
+    return tell(found, runs)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,18 @@
-"""Losses that several trainings reach, and the seconds and batches until then."""
+"""Losses that whole trainings end at, and the batches and seconds until then."""
 
-import statistics
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from headway.stages.spec import ScheduleName
 from rigs.measure import Figure
 
-WINDOW = 20
-"""Batches of which the smoothed loss is the mean."""
-SYNC_START = "2bw, sync start"
-"""2bw whose first batches have no delay."""
-DELAYED = ("2bw", SYNC_START)
-CURVES = ("1f1b", *DELAYED)
-"""What has losses of its own."""
-
-Curves = Mapping[str, list[float]]
-"""Of one seed, the losses of each of CURVES."""
-Runs = Mapping[str, "Paced"]
+Ends = Mapping[int, float]
+"""Of one schedule and seed: what trainings of so many batches end at, each with a whole schedule of the rate."""
+Runs = Mapping[ScheduleName, "Paced"]
+SYNC_SHARE = 0.1
+"""Of the batches of 2bw, the first ones, which have no delay and take the seconds of 1f1b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,58 +27,57 @@ class Paced:
     """Part of the forwards and backwards that took longer than they should, as computing did."""
 
     def until(self, num_batches: int) -> float:
-        """Seconds for so many batches, one or more."""
+        """Seconds for so many batches."""
         known = len(self.ends)
-        return self.ends[min(num_batches, known) - 1] + max(0, num_batches - known) * self.batch_s
-
-    def after(self, first: "Paced", num_batches: int) -> "Paced":
-        """Return these batches behind so many of another schedule, which ends with an empty pipeline."""
-        ends = [first.until(number) for number in range(1, num_batches + 1)]
-        return Paced([*ends, *(ends[-1] + end for end in self.ends)], self.batch_s, max(first.late, self.late))
+        return ([0.0, *self.ends])[min(num_batches, known)] + max(0, num_batches - known) * self.batch_s
 
 
-def smoothed(losses: Sequence[float]) -> list[float]:
-    """Return, for each batch, the mean over it and up to WINDOW − 1 earlier ones."""
-    return [statistics.fmean(losses[max(0, end - WINDOW) : end]) for end in range(1, len(losses) + 1)]
-
-
-def batches_until(losses: Sequence[float], target: float) -> int | None:
-    """Return the number of batches until the smoothed loss reaches the target; None: it never does."""
-    reached = (n for n, loss in enumerate(smoothed(losses), 1) if loss <= target and n >= WINDOW)
-    return next(reached, None)
+def batches_until(ends: Ends, loss: float) -> float | None:
+    """Return the batches of a training that ends at a loss, between those that were made: a line in the logarithm of
+    the batches. None: none of them ends so low, or all do.
+    """
+    made = sorted(ends.items())
+    for (fewer, high), (more, low) in pairwise(made):
+        if low <= loss <= high:
+            share = (high - loss) / (high - low) if high > low else 0.0
+            return math.exp(math.log(fewer) + share * (math.log(more) - math.log(fewer)))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A loss that all seeds reach; each has its own, as 1f1b has it after the same part of its batches."""
+    """A loss that 1f1b ends at after so many batches; each seed has its own."""
 
+    batches: int
     losses: list[float]
-    batches: dict[str, list[int]]
-    """Of each curve, by seed."""
+    delayed: list[float]
+    """Batches of 2bw until then, by seed."""
 
     @classmethod
-    def of(cls, curves: Sequence[Curves], part: float) -> "Target | None":
-        """The target at a part of 1f1b's batches; None: some curve does not reach it. curves: by seed."""
-        losses = [smoothed(seed["1f1b"])[max(WINDOW, round(part * len(seed["1f1b"]))) - 1] for seed in curves]
-        batches: dict[str, list[int]] = {}
-        for name in curves[0]:
-            found = [batches_until(seed[name], loss) for seed, loss in zip(curves, losses, strict=True)]
-            batches[name] = [number for number in found if number is not None]
-        return cls(losses, batches) if all(len(each) == len(curves) for each in batches.values()) else None
+    def of(cls, batches: int, synced: Sequence[Ends], delayed: Sequence[Ends]) -> "Target | None":
+        """The target; None: 2bw does not end there for some seed."""
+        losses = [ends[batches] for ends in synced]
+        found = [batches_until(ends, loss) for ends, loss in zip(delayed, losses, strict=True)]
+        reached = [each for each in found if each is not None]
+        return cls(batches, losses, reached) if len(reached) == len(losses) else None
 
-    def seconds(self, name: str, run: Paced) -> list[float]:
-        """Return the seconds of each seed. gpipe has the losses of 1f1b."""
-        return [run.until(number) for number in self.batches["1f1b" if name == "gpipe" else name]]
+    def seconds(self, runs: Runs) -> dict[ScheduleName, list[float]]:
+        """Return the seconds of each seed by schedule. gpipe has the losses of 1f1b."""
+        of_2bw = []
+        for batches in self.delayed:
+            fresh = round(SYNC_SHARE * batches)
+            of_2bw.append(runs["1f1b"].until(fresh) + runs["2bw"].until(round(batches) - fresh))
+        synced = {name: [run.until(self.batches)] * len(of_2bw) for name, run in runs.items()}
+        return synced | {"2bw": of_2bw}
 
     def ratios(self, runs: Runs) -> dict[str, Figure]:
-        """Return the seconds of each schedule without delay over those of each with one."""
-        seconds = {name: self.seconds(name, run) for name, run in runs.items()}
-        pairs = [(slow, fast) for fast in runs for slow in runs if fast in DELAYED and slow not in DELAYED]
-        return {f"{slow} over {fast}": _over(seconds[slow], seconds[fast]) for slow, fast in pairs}
+        """Return the seconds of each other schedule over those of 2bw."""
+        seconds = self.seconds(runs)
+        return {f"{name} over 2bw": _over(each, seconds["2bw"]) for name, each in seconds.items() if name != "2bw"}
 
-    def more_batches(self) -> dict[str, Figure]:
-        """Return the batches of each schedule with a delay over those of 1f1b."""
-        return {name: _over(self.batches[name], self.batches["1f1b"]) for name in self.batches if name in DELAYED}
+    def more_batches(self) -> Figure:
+        """Return the batches of 2bw over those of 1f1b."""
+        return Figure.of([each / self.batches for each in self.delayed])
 
 
 def _over(ones: Sequence[float], others: Sequence[float]) -> Figure:

@@ -5,7 +5,7 @@ A bubble costs seconds in every batch, and a delay costs batches: `1f1b` comes t
 once, for the nodes that the cluster has when the job is submitted: the losses are a function of the job.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -34,6 +34,15 @@ def more_batches(optim: OptimSpec) -> float:
     return with_feedback if optim.error_feedback else without
 
 
+def seconds_until(optim: OptimSpec, fresh: float, seconds: Mapping[ScheduleName, float]) -> dict[ScheduleName, float]:
+    """Return the seconds until the same loss, for each batch that `1f1b` needs until then.
+
+    fresh: share of 2bw's batches that has no delay. seconds: of a batch, by schedule.
+    """
+    of_2bw = seconds["2bw"] * (1 - fresh) + seconds["1f1b"] * fresh
+    return {"1f1b": seconds["1f1b"], "2bw": more_batches(optim) * of_2bw}
+
+
 def with_chosen_schedule(
     spec: JobSpec, nodes: Sequence[NodeRecord], *, links: LinkAssumptions | None = None
 ) -> tuple[JobSpec, str]:
@@ -51,9 +60,7 @@ def with_chosen_schedule(
         schedule: ScheduleName = next(iter(seconds), "2bw")
         why = "only under it does the job fit into these nodes" if seconds else "no plan fits these nodes"
         return jobs[schedule], f"Schedule: {schedule}, because {why}."
-    more = more_batches(spec.optim)
-    fresh = train.sync_batches / train.batches
-    until = {"1f1b": seconds["1f1b"], "2bw": more * (seconds["2bw"] * (1 - fresh) + seconds["1f1b"] * fresh)}
+    more, until = more_batches(spec.optim), seconds_until(spec.optim, train.sync_batches / train.batches, seconds)
     schedule = min(CHOICES, key=until.__getitem__)
     took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
     return jobs[schedule], (

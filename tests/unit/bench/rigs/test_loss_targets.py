@@ -1,56 +1,43 @@
-"""Losses that several trainings reach, and the seconds until then."""
+"""Losses that trainings end at, and the seconds until then."""
+
+import math
 
 import pytest
-from rigs.loss_targets import WINDOW, Paced, Target, batches_until, smoothed
+from rigs.loss_targets import Paced, Target, batches_until
 
 
-def falling(num_batches: int, per_batch: float) -> list[float]:
-    return [10 - per_batch * batch for batch in range(num_batches)]
+def ends(per_doubling: float, penalty: float = 0.0) -> dict[int, float]:
+    """Losses that fall by as much with each doubling of 100 batches."""
+    return {batches: 5 + penalty - per_doubling * math.log2(batches / 100) for batches in (100, 200, 400, 800)}
 
 
 def test_a_run_goes_on_with_steady_batches() -> None:
     """The first two fill the pipeline."""
     run = Paced([3.0, 5.0, 6.0], 1.0)
-    assert [run.until(number) for number in (1, 2, 3, 4, 103)] == [3.0, 5.0, 6.0, 7.0, 106.0]
+    assert [run.until(number) for number in (0, 1, 2, 3, 4, 103)] == [0.0, 3.0, 5.0, 6.0, 7.0, 106.0]
 
 
-def test_a_start_without_delay_takes_the_seconds_of_1f1b() -> None:
-    run = Paced([1.5, 2.5], 1.0).after(Paced([3.0], 2.0), 4)
-    assert [run.until(number) for number in (1, 2, 4, 5, 6, 16)] == [3.0, 5.0, 9.0, 10.5, 11.5, 21.5]
+def test_between_two_trainings_the_loss_falls_with_the_logarithm_of_the_batches() -> None:
+    assert batches_until(ends(0.5), 4.5) == pytest.approx(200)
+    assert batches_until(ends(0.5), 4.25) == pytest.approx(200 * math.sqrt(2))
+    assert batches_until(ends(0.5), 3.4) is None
+    assert batches_until(ends(0.5), 5.1) is None
 
 
-def test_a_target_is_reached_by_a_whole_window() -> None:
-    losses = [*[5.0] * WINDOW, *[1.0] * WINDOW]
-    assert smoothed(losses)[WINDOW - 1] == 5.0
-    assert smoothed(losses)[WINDOW + 4] == pytest.approx(4.0)
-    assert batches_until(losses, 5.0) == WINDOW
-    assert batches_until(losses, 4.0 + 1e-9) == WINDOW + 5
-    assert batches_until(losses, 0.9) is None
-    assert batches_until([0.0, *losses], 4.9) == WINDOW  # earlier means have too few batches
-
-
-def test_a_target_is_what_1f1b_has_and_each_seed_has_its_own() -> None:
-    """2bw falls at 0.8 of the rate of 1f1b, from the same loss."""
-    curves = [{"1f1b": falling(100, rate), "2bw": falling(150, 0.8 * rate)} for rate in (0.05, 0.02)]
-    target = Target.of(curves, 1.0)
+def test_a_target_is_what_1f1b_ends_at_and_each_seed_has_its_own() -> None:
+    """A penalty of half of what a doubling brings costs √2 times the batches."""
+    synced, delayed = [ends(0.5), ends(0.2)], [ends(0.5, 0.25), ends(0.2, 0.1)]
+    target = Target.of(400, synced, delayed)
     assert target is not None
-    assert target.losses == [smoothed(each["1f1b"])[-1] for each in curves]
-    assert target.batches["1f1b"] == [100, 100]
-    assert target.more_batches()["2bw"].median == pytest.approx(1 / 0.8, abs=0.05)
-    runs = {"1f1b": Paced([2.0], 2.0), "2bw": Paced([1.0], 1.0)}
-    assert target.ratios(runs)["1f1b over 2bw"].median == pytest.approx(2 * 0.8, abs=0.05)
+    assert target.losses == [4.0, 4.6]
+    assert target.delayed == pytest.approx([400 * math.sqrt(2)] * 2)
+    assert target.more_batches().median == pytest.approx(math.sqrt(2))
+    assert Target.of(800, synced, delayed) is None
 
 
-def test_gpipe_has_the_batches_of_1f1b() -> None:
-    target = Target([2.0], {"1f1b": [100], "2bw": [120]})
-    one, two = Paced([1.0], 1.0), Paced([2.0], 2.0)
-    ratios = target.ratios({"1f1b": two, "2bw": one, "gpipe": one})
-    found = {pair: ratio.median for pair, ratio in ratios.items()}
-    assert found == {"1f1b over 2bw": 200 / 120, "gpipe over 2bw": 100 / 120}
-
-
-def test_a_target_that_one_seed_does_not_reach_is_none() -> None:
-    slow = {"1f1b": falling(100, 0.05), "2bw": falling(150, 0.02)}
-    reaching = {"1f1b": falling(100, 0.05), "2bw": falling(150, 0.05)}
-    assert Target.of([reaching, slow], 1.0) is None
-    assert Target.of([reaching, slow], 0.25) is not None
+def test_the_first_tenth_of_2bw_takes_the_seconds_of_1f1b() -> None:
+    target = Target(100, [4.0], [120.0])
+    runs = {"1f1b": Paced([3.0], 2.0), "2bw": Paced([1.5], 1.0), "gpipe": Paced([2.0], 2.0)}
+    assert target.seconds(runs) == {"1f1b": [201.0], "gpipe": [200.0], "2bw": [25.0 + 108.5]}
+    found = {pair: ratio.median for pair, ratio in target.ratios(runs).items()}
+    assert found == {"1f1b over 2bw": 201 / 133.5, "gpipe over 2bw": 200 / 133.5}
