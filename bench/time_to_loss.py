@@ -310,7 +310,8 @@ Value = TypeVar("Value")
 def told_cell(cell: Cell, runs: Runs, targets: Mapping[int, Target]) -> dict[str, object]:
     """Print a cell's table; return it for the JSON line."""
     seconds = {name: run.batch_s for name, run in runs.items()}
-    chosen = min(until := seconds_until(OPTIM, SYNC_SHARE, seconds), key=until.__getitem__)
+    until = seconds_until(OPTIM, SYNC_SHARE, seconds)
+    chosen = min(until, key=until.__getitem__)
     print(f"\n{cell.name}: seconds a batch: {', '.join(f'{n} {s:.3f}' for n, s in seconds.items())}; auto: {chosen}")
     rows = []
     for batches, target in targets.items():

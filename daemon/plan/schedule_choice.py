@@ -20,27 +20,31 @@ from headway.stages.spec import AUTO, ScheduleName
 
 CHOICES: Final[tuple[ScheduleName, ...]] = ("1f1b", "2bw")
 """Of two that are equally fast the first one is chosen: it has no delay."""
-MORE_BATCHES: Final = {"adamw": (1.6, 1.4), "mars": (1.6, 1.4), "soap": (1.5, 1.3)}
-"""Assumed batches of 2bw over those of 1f1b until the same loss, without and with Error Feedback, by the optimizer of
-the matrices; of those that are not named here `_MORE_BATCHES`. In 300 batches at a high rate Muon needs 1.5 times as
-many (`bench/time_to_loss.py`), and in long runs hardly more (docs/delay.md): no such table is right for all jobs.
+MORE_BATCHES: Final = {"adamw": (1.6, 1.4, 1.4), "mars": (1.6, 1.4, 1.4), "soap": (1.5, 1.3, 1.3)}
+"""Batches of 2bw over those of 1f1b until the same loss, by the optimizer of the matrices: with the bare delay, with
+Error Feedback, and with a start without a delay too. What docs/delay.md has measured, of models and runs that are small.
 """
-_MORE_BATCHES: Final = (1.3, 1.2)
+_MORE_BATCHES: Final = (1.3, 1.2, 1.2)
+"""Of those that are not named there."""
+START_SHARE: Final = 0.05
+"""A shorter start is as good as none."""
 
 
-def more_batches(optim: OptimSpec) -> float:
-    """Return the assumed batches of 2bw over those of 1f1b until the same loss."""
-    without, with_feedback = MORE_BATCHES.get(optim.matrices.name, _MORE_BATCHES)
-    return with_feedback if optim.error_feedback else without
+def more_batches(optim: OptimSpec, fresh: float) -> float:
+    """Return the measured batches of 2bw over those of 1f1b until the same loss. fresh: share that has no delay."""
+    bare, corrected, started = MORE_BATCHES.get(optim.matrices.name, _MORE_BATCHES)
+    if not optim.error_feedback:
+        return bare
+    return started if fresh >= START_SHARE else corrected
 
 
 def seconds_until(optim: OptimSpec, fresh: float, seconds: Mapping[ScheduleName, float]) -> dict[ScheduleName, float]:
     """Return the seconds until the same loss, for each batch that `1f1b` needs until then.
 
-    fresh: share of 2bw's batches that has no delay. seconds: of a batch, by schedule.
+    fresh: share of 2bw's batches that has no delay, and takes the time of 1f1b. seconds: of a batch, by schedule.
     """
     of_2bw = seconds["2bw"] * (1 - fresh) + seconds["1f1b"] * fresh
-    return {"1f1b": seconds["1f1b"], "2bw": more_batches(optim) * of_2bw}
+    return {"1f1b": seconds["1f1b"], "2bw": more_batches(optim, fresh) * of_2bw}
 
 
 def with_chosen_schedule(
@@ -60,7 +64,8 @@ def with_chosen_schedule(
         schedule: ScheduleName = next(iter(seconds), "2bw")
         why = "only under it does the job fit into these nodes" if seconds else "no plan fits these nodes"
         return jobs[schedule], f"Schedule: {schedule}, because {why}."
-    more, until = more_batches(spec.optim), seconds_until(spec.optim, train.sync_batches / train.batches, seconds)
+    fresh = train.sync_batches / train.batches
+    more, until = more_batches(spec.optim, fresh), seconds_until(spec.optim, fresh, seconds)
     schedule = min(CHOICES, key=until.__getitem__)
     took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
     return jobs[schedule], (
