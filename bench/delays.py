@@ -72,14 +72,14 @@ ROWS = {
     "delay 0": Row(uniform(0)),
     "delay 1": Row(uniform(1)),
     "delay 1 + EF": Row(uniform(1), alpha=1.0),
+    **{f"{name} late": Row(part(name)) for name in PARTS},
+    **{f"{name} late + EF": Row(part(name), alpha=1.0) for name in PARTS},
+    **{f"EF, {name}": Row(uniform(1), correction=name, has_adamw=False) for name in CORRECTIONS},
     **{f"PipeDream, {p} stages": Row(pipedream(p)) for p in DEPTHS},
     **{f"delay {d}": Row(uniform(d), has_adamw=d < 8) for d in FAR},
     **{f"delay {d} + EF": Row(uniform(d), alpha=1.0, has_adamw=False) for d in FAR},
     **{f"no stashing, {p} stages": Row(unstashed(p), has_adamw=False) for p in DEPTHS},
     **{f"PACI, {p} stages": Row(unstashed(p, 16), has_adamw=False) for p in (4, 16)},
-    **{f"{name} late": Row(part(name)) for name in PARTS},
-    **{f"{name} late + EF": Row(part(name), alpha=1.0) for name in PARTS},
-    **{f"EF, {name}": Row(uniform(1), correction=name, has_adamw=False) for name in CORRECTIONS},
 }
 QUICK_ROWS = ("delay 0", "delay 1", "delay 1 + EF", "PipeDream, 4 stages")
 Cell = tuple[str, str, int]

@@ -18,11 +18,22 @@ Make = Callable[[str, OptimSpec, int], ErrorFeedback]
 """Returns the correction of a layer, by its name, for a delay of one and so many updates."""
 
 
-class Weighted(ErrorFeedback):
+class Correction(ErrorFeedback):
+    """Error Feedback of a delay of one, at α = 1. It goes on where the factor is 0 for once."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, delay=1)
+
+    @property
+    def is_active(self) -> bool:
+        return True
+
+
+class Weighted(Correction):
     """The factor is a function of the update and of the parameter."""
 
     def __init__(self, layer: str, optim: OptimSpec, num_batches: int, alpha: "Alpha") -> None:
-        super().__init__(1.0, delay=1)
+        super().__init__()
         self._layer, self._alpha = layer, alpha
         self._factor, self._num_batches = optim.rate_factors(num_batches), num_batches
 
@@ -62,11 +73,11 @@ class Correlation:
 MEMORY: Final = 0.95
 
 
-class Adaptive(ErrorFeedback):
+class Adaptive(Correction):
     """The factor follows the correlation of consecutive updates, parameter by parameter."""
 
     def __init__(self) -> None:
-        super().__init__(1.0, delay=1)
+        super().__init__()
         self._correlation = Correlation()
 
     @torch.no_grad()
@@ -76,11 +87,8 @@ class Adaptive(ErrorFeedback):
         super().correct(name, weight, before=before, update_index=update_index)
 
 
-class FromZero(ErrorFeedback):
+class FromZero(Correction):
     """The first update is corrected too, by the difference from none: u_{−1} = 0, as in the paper."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0, delay=1)
 
     @torch.no_grad()
     def correct(self, name: str, weight: Tensor, *, before: Tensor, update_index: int) -> None:
@@ -88,11 +96,11 @@ class FromZero(ErrorFeedback):
         super().correct(name, weight, before=before, update_index=update_index + 1)
 
 
-class WithoutDecay(ErrorFeedback):
+class WithoutDecay(Correction):
     """Weight decay is no part of an update: it reads the weights themselves, which are never late."""
 
     def __init__(self, layer: str, optim: OptimSpec, num_batches: int) -> None:
-        super().__init__(1.0, delay=1)
+        super().__init__()
         self._layer, self._optim, self._factor = layer, optim, optim.rate_factors(num_batches)
 
     @torch.no_grad()
@@ -104,11 +112,11 @@ class WithoutDecay(ErrorFeedback):
         weight.sub_(decay)
 
 
-class LookedBack(ErrorFeedback):
+class LookedBack(Correction):
     """The last update ends at the point that gradients are taken near, and not one update ahead of it."""
 
     def __init__(self, num_batches: int) -> None:
-        super().__init__(1.0, delay=1)
+        super().__init__()
         self._last_update = num_batches - 1
 
     @torch.no_grad()

@@ -53,6 +53,15 @@ def test_a_norm_is_of_the_rest(name: str, alpha: float) -> None:
     assert torch.equal(ends(CORRECTIONS[name]("block.0", OPTIM, 2), "norm.weight", steps), corrected(alpha)[0])
 
 
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_a_factor_of_0_is_not_the_end(name: str) -> None:
+    """A layer's optimizer asks before each correction, and one parameter's factor says nothing of the next one's."""
+    correction = CORRECTIONS[name]("block.0", OPTIM, 2)
+    for layer in ("mlp.up_proj.weight", "norm.weight"):
+        ends(correction, layer, tuple(step if "mlp" in layer else step[0] for step in STEPS))
+        assert correction.is_active
+
+
 def test_by_correlation_the_factor_predicts_the_next_update_best() -> None:
     """⟨δ_1, δ_0⟩ / ⟨δ_0, δ_0⟩ = 5 / 10; opposed updates are not followed."""
     torch.testing.assert_close(ends(Adaptive()), corrected(0.5))
