@@ -4,6 +4,7 @@ A change of the recurrence gives other weights after the boundary; any other cha
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ _LENGTHS: Final = ("train.batches", "optim.schedule_batches", "optim.after_end")
 _NAMES_AND_COUNTS: Final = ("job.name", "optim.matrices.kept", "optim.rest.kept")
 _MOST_COMPARED: Final = 10_000
 _MOST_SHOWN: Final = 40
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ def changes(spec: JobSpec, origin: JobSpec, boundary: int) -> Changes:
 
 def values_of(spec: JobSpec) -> dict[str, str]:
     """Return every key that a job file may have, with its value in TOML."""
-    return {key: told for item in _named(spec) for key, told in _in_toml(getattr(spec, item), item).items()}
+    sections = {item: getattr(spec, item) for item in _named(spec)} | {"adapter": spec.model.adapter}
+    return {key: told for name, section in sections.items() for key, told in _in_toml(section, name).items()}
 
 
 def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
@@ -70,7 +73,9 @@ def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
     if spec.data.sources:
         kept -= {"data.source", "data.sha256"}
     lines = [f"{key} = {value}" for key, value in values.items() if key in kept]
-    origin = [f"model.from = {_toml(spec.origin.url)}"] if spec.origin.url else []
+    folder, ignored = spec.origin.adapter or spec.origin.url, spec.origin.ignored
+    origin = [f"model.from = {_toml(folder)}"] if folder else []
+    origin += [f"model.ignore = {_toml(ignored)}"] if ignored else []
     return "\n".join((*origin, *lines, ""))
 
 
@@ -93,10 +98,12 @@ def _toml(value: Any) -> str:
     if is_dataclass(value):
         value = {name: getattr(value, name) for name in _named(value)}
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items() if inner is not None) + " }"
+        pairs = ((name if _BARE.fullmatch(name) else _toml(name), inner) for name, inner in value.items())
+        return "{ " + ", ".join(f"{name} = {_toml(inner)}" for name, inner in pairs if inner is not None) + " }"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else repr(value)
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else repr(value)
+    return text.replace("\x7f", "\\u007f")  # which JSON allows
 
 
 def _counts(key: str, *, has_other_rates: bool) -> bool:

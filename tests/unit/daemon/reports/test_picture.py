@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from headway.daemon.cluster.measurements import GoodputRecord
 from headway.daemon.cluster.records import EventRecord, PlanRecord
 from headway.daemon.jobs.changed_keys import job_text
 from headway.daemon.jobs.data_choices import with_schedule
-from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec, OriginSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.reports.metrics_file import Gaps, MetricsFile, read_rows
 from headway.daemon.reports.picture import MOST_PLANS, MOST_POINTS, OtherRun, picture_of, reduced, telling_rows
 from headway.daemon.reports.report_page import page_html
+from headway.stages.spec import AdapterSpec, ModelSpec
 from tests.rigs.pictured_job import BEGAN_S, job_view, outline, rows, story
 
 ROOT = Path(__file__).parents[4]
@@ -226,10 +228,24 @@ def test_a_job_with_a_plug_in_reads_back() -> None:
     """Its settings are tables in the file, and the commands name the wheel that they need."""
     text = (
         'job.name = "a"\nplugins.wheel = "own.whl"\n'
-        'optim.matrices = { name = "own:Sign", settings = { beta = 0.95, steps = 3 } }\n'
+        'optim.matrices = { name = "own:Sign", settings = { beta = 0.95, "a key" = "\\u007f" } }\n'
     )
     spec = parse_job(text)
     assert parse_job(job_text(spec)) == spec
+
+
+def test_a_job_with_adapters_and_a_model_reads_back() -> None:
+    """Its adapters are those of a folder, and keys of the config.json beside them are let go."""
+
+    def open_model(folder: str, _ignored: Sequence[str]) -> tuple[OriginSpec, ModelSpec]:
+        return OriginSpec(url="/model", adapter=folder), ModelSpec(adapter=AdapterSpec(rank=4, targets=("q_proj",)))
+
+    spec = parse_job(
+        'job.name = "a"\nmodel.from = "/adapters"\nmodel.ignore = ["a_key"]\nadapter.dropout = 0.1\n',
+        open_model=open_model,
+    )
+    assert parse_job(job_text(spec), open_model=open_model) == spec
+    assert (spec.origin.adapter, spec.model.adapter.rank, spec.origin.ignored) == ("/adapters", 4, ("a_key",))
 
 
 def test_the_telling_rows_of_a_stretch_have_its_extremes() -> None:
