@@ -179,7 +179,8 @@ def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None =
         optim = replace(optim, rest=replace(optim.rest, betas=BESIDE_MUON))
     if train.sync_batches > batches:
         what = f"{train.sync_batches} batches without delay are more than the {batches} of the job"
-        raise ConfigError(f"{what}; set it to {batches} or less", f"{source}:train.sync_batches")
+        fix = f"set it to {batches} or less, or train.batches to {train.sync_batches} or more"
+        raise ConfigError(f"{what}; {fix}", f"{source}:train.sync_batches")
     if why := _why_no_end(spec):
         raise ConfigError(why, _at(source, "after_end" if optim.after_end else "schedule_batches"))
     return replace(spec, train=train, optim=optim)

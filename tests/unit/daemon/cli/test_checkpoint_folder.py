@@ -343,7 +343,8 @@ def test_more_batches_without_delay_than_there_are_is_refused() -> None:
     """All of a job's batches may have none; one more is told with the number that fits."""
     every, more = (replace(SPEC, train=replace(SPEC.train, sync_batches=k)) for k in (150, 151))
     assert with_schedule(every, "job.toml") == every
-    with pytest.raises(ConfigError, match=r"train\.sync_batches: 151 batches without delay .* set it to 150 or less"):
+    fix = r"set it to 150 or less, or train\.batches to 151 or more"
+    with pytest.raises(ConfigError, match=r"train\.sync_batches: 151 batches without delay .* " + fix):
         with_schedule(more, "job.toml")
 
 
