@@ -99,7 +99,7 @@ def run_reference(
     check_named([spec], str(job_file))
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
-    _check_memory(spec, str(job_file), chosen)
+    check_memory(spec, str(job_file), chosen)
     import_plugins(spec, Path(spec.plugins.data.source))
     tokens = tokens_here(spec, progress=progress)
     make_out(out, out / "model")
@@ -114,7 +114,7 @@ def run_reference(
             done = bar(newest.batch + 1, spec.train.batches)
             print(f"\r{done}  {_told(spec, newest)} ", end="", file=progress, flush=True)
 
-    with MetricsFile(out / "metrics.jsonl") as metrics, _errors_told(spec, job_file):
+    with MetricsFile(out / "metrics.jsonl") as metrics, errors_told(spec.job.name, str(job_file)):
         weights = reference(
             spec,
             tokens,
@@ -174,20 +174,20 @@ def _chosen(device: str) -> Literal["cpu", "cuda"]:
 
 
 @contextmanager
-def _errors_told(spec: JobSpec, job_file: Path) -> Iterator[None]:
-    """Tell the training's errors as JobFailedError, and as ConfigError where memory ran out."""
+def errors_told(job: str, source: str) -> Iterator[None]:
+    """Tell the training's errors as JobFailedError, and as ConfigError at `source` where memory ran out."""
     try:
         yield
     except (NonFiniteLossError, PluginError) as error:
-        raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
+        raise JobFailedError(job=job, phase="failed", reason=str(error)) from error
     except (MemoryError, RuntimeError) as error:
         # torch has a class of its own for CUDA alone.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
-        raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
+        raise ConfigError("does not fit the memory that is free here; make it smaller", source) from error
 
 
-def _check_memory(spec: JobSpec, source: str, device: str) -> None:
+def check_memory(spec: JobSpec, source: str, device: str = "cpu") -> None:
     """Raise ConfigError for a model that this process cannot hold: the plain loop has all of it in memory."""
     groups = spec.train.reduction_groups
     costs = layer_costs(spec)
@@ -200,7 +200,7 @@ def _check_memory(spec: JobSpec, source: str, device: str) -> None:
         memory = memory_bytes()
     if needed > memory:
         what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
-        raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")
+        raise ConfigError(f"{what}; one process needs them all at once, so make the job smaller", f"{source}:model")
 
 
 def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:

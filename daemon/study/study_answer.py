@@ -9,17 +9,18 @@ import msgspec
 from headway.daemon.reports.pipeline_picture import check_drawing
 from headway.daemon.study.study_plot import draw_study
 from headway.daemon.study.study_results import markdown, table
-from headway.daemon.study.study_run import JOBS_NAME, RESULTS_NAME, losses_of, open_study, read_results, run_study
+from headway.daemon.study.study_run import JOBS_NAME, RESULTS_NAME, losses_of, open_study, run_study
 
 PLOT_NAME = "study.png"
 
 
 def answer(path: Path, out: Path, *, processes: int, progress: IO[str] | None, as_json: bool) -> list[str]:
-    """Complete a study and return its tables. Raises ConfigError, DataError, PluginError."""
+    """Complete a study and return its tables. Raises ConfigError, DataError, JobFailedError."""
     check_drawing(str(path))
     study = open_study(path)
-    run_study(study, out, processes=processes, tell=lambda text: sys.stderr.write(f"{text}\n"), progress=progress)
-    rows = read_results(out / RESULTS_NAME, study)
+    rows = run_study(
+        study, out, processes=processes, tell=lambda text: sys.stderr.write(f"{text}\n"), progress=progress
+    )
     losses = losses_of(rows)
     tables = {
         f"rates with which {study.treatments[0]} ends lowest": table(study, losses),

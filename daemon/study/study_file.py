@@ -4,15 +4,18 @@ Beside the sections of a job the file has `[study]`, and tables of keys that are
 optimizer and one for each treatment. Each cell of the study is a job like any other, and can be run in a cluster.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import OpenModel, job_of
+from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import parse_toml, read_table, read_text
 
 MOST_CELLS: Final = 10_000
@@ -20,6 +23,9 @@ MOST_CELLS: Final = 10_000
 MOST_SEEDS: Final = 100
 MOST_RATES: Final = 4
 """Rates that are tried until the best one is found, as a rule: the middle, its neighbours, and one more."""
+MAX_NAME_BYTES: Final = 80
+"""Of an optimizer or a treatment: the name of a file has both."""
+_UNUSUAL: Final = re.compile(r"[^\w.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,11 @@ class Cell:
         """Return its name for people."""
         return f"{self.optimizer}, {self.treatment}, rates × {self.factor:g}, seed {self.seed}"
 
+    @property
+    def file_name(self) -> str:
+        """Return the name of its job file."""
+        return f"{_slug(self.optimizer, self.treatment)}-x{self.factor:g}-seed{self.seed}.toml"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -66,6 +77,10 @@ class Study:
     """What the first one ends at is what the others are compared with; the second one's loss is to be recovered."""
     jobs: Mapping[tuple[str, str], JobSpec]
     """By optimizer and treatment, with the rates of the file and the first seed."""
+
+    def __contains__(self, cell: Cell) -> bool:
+        is_asked = cell.factor in self.rates and cell.seed in self.seeds
+        return is_asked and (cell.optimizer, cell.treatment) in self.jobs
 
     def job(self, cell: Cell) -> JobSpec:
         """Return the job of a cell."""
@@ -81,7 +96,7 @@ class Study:
     def most_cells(self) -> int:
         """Return the cells that it comes to if each kind tries up to MOST_RATES rates, and keeps two of them."""
         kept = min(2, len(self.rates)) * (len(self.seeds) - 1)
-        return len(self.jobs) * (min(MOST_RATES, len(self.rates)) + kept)
+        return len(self.optimizers) * len(self.treatments) * (min(MOST_RATES, len(self.rates)) + kept)
 
 
 Resolve = Callable[[JobSpec, frozenset[str]], JobSpec]
@@ -107,25 +122,59 @@ def parse_study(
     treatments = _tables(raw.pop("treatment", None), source, "treatment", "sync")
     if not 1 <= section.seeds <= MOST_SEEDS:
         raise ConfigError(f"must be from 1 to {MOST_SEEDS}, is {section.seeds}", f"{source}:study.seeds")
-    if not section.rates or any(rate <= 0 for rate in section.rates) or len({*section.rates}) < len(section.rates):
+    if (
+        not section.rates
+        or min(section.rates) <= 0
+        or len({f"{rate:g}" for rate in section.rates}) < len(section.rates)
+    ):
         raise ConfigError("expected factors above 0, each once, such as [0.3, 1, 3]", f"{source}:study.rates")
-    jobs = {}
-    for name, of_optimizer in optimizers.items():
-        for treatment, of_treatment in treatments.items():
-            laid, named = _laid(_laid(deepcopy(raw), of_optimizer), of_treatment), set[str]()
-            job = job_of(laid, f"{source} ({name}, {treatment})", named=named, open_model=open_model)
-            jobs[name, treatment] = resolve(job, frozenset(named))
-    first = next(iter(jobs.values())).job.seed
     study = Study(
-        seeds=tuple(range(first, first + section.seeds)),
+        seeds=(0,) * section.seeds,
         rates=tuple(sorted(section.rates)),
         optimizers=tuple(optimizers),
         treatments=tuple(treatments),
-        jobs=jobs,
+        jobs={},
     )
     if study.most_cells > MOST_CELLS:
         raise ConfigError(f"comes to {study.most_cells:,} trainings; the maximum is {MOST_CELLS:,}", source)
+    _check_names(optimizers, treatments, source)
+    jobs: dict[tuple[str, str], JobSpec] = {}
+    for name, of_optimizer in optimizers.items():
+        for treatment, of_treatment in treatments.items():
+            place, named = f"{source} ({name}, {treatment})", set[str]()
+            try:
+                laid = _laid(_laid(deepcopy(raw), of_optimizer), of_treatment)
+            except RecursionError as error:
+                raise ConfigError("is nested too deeply", place) from error
+            job = job_of(laid, place, named=named, open_model=open_model)
+            jobs[name, treatment] = resolve(job, frozenset(named))
+            if job.job.seed != (first := next(iter(jobs.values())).job.seed):
+                what = f"is {job.job.seed}, and {first} elsewhere: all kinds have the same seeds; set it in [job] alone"
+                raise ConfigError(what, f"{place}:job.seed")
+    study = replace(study, seeds=tuple(range(first, first + section.seeds)), jobs=jobs)
+    for optimizer, treatment in jobs:
+        for factor in {study.rates[0], study.rates[-1]}:
+            last = Cell(optimizer=optimizer, treatment=treatment, factor=factor, seed=study.seeds[-1])
+            check_job(study.job(last), f"{source} ({last.told})")
     return study
+
+
+def _slug(*names: str) -> str:
+    return _UNUSUAL.sub("-", "-".join(names))
+
+
+def _check_names(optimizers: Iterable[str], treatments: Iterable[str], source: str) -> None:
+    """Raise ConfigError for names that make no line of a table, and no file names of their own."""
+    for key, names in (("optimizer", optimizers), ("treatment", treatments)):
+        for name in names:
+            if not name.strip() or not name.isprintable() or "|" in name or len(name.encode()) > MAX_NAME_BYTES:
+                what = f"{name[:MAX_NAME_BYTES]!r} is no name of at most {MAX_NAME_BYTES} bytes that a table can show"
+                raise ConfigError(what, f"{source}:{key}")
+    taken: dict[str, tuple[str, str]] = {}
+    for pair in product(optimizers, treatments):
+        if (other := taken.setdefault(_slug(*pair), pair)) != pair:
+            what = f"{', '.join(pair)} and {', '.join(other)} would have the same files; choose names that differ more"
+            raise ConfigError(what, source)
 
 
 def _tables(raw: object, source: str, key: str, example: str) -> dict[str, dict[str, Any]]:

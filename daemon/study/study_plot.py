@@ -1,5 +1,6 @@
 """Draws a study: for each optimizer what it ends at by rate, and its curves at the best one."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ _COLOURS: Final = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f
 """Safe for the colour-blind: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
 _PANEL_IN: Final = (5.2, 3.2)
 _DPI: Final = 110
+_MOST_ROWS: Final = 40
+"""Optimizers that are drawn: a picture has an end."""
 
 
 def draw_study(study: Study, rows: Mapping[Cell, Row], path: Path) -> None:
@@ -20,14 +23,15 @@ def draw_study(study: Study, rows: Mapping[Cell, Row], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width, height = _PANEL_IN
-    figure = Figure(figsize=(2 * width, height * len(study.optimizers)), layout="constrained")
+    (width, height), drawn = _PANEL_IN, study.optimizers[:_MOST_ROWS]
+    figure = Figure(figsize=(2 * width, height * len(drawn)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, optimizer in zip(figure.subplots(len(study.optimizers), 2, squeeze=False), study.optimizers, strict=True):
+    for axes, optimizer in zip(figure.subplots(len(drawn), 2, squeeze=False), drawn, strict=True):
         _draw_rates(axes[0], study, rows, optimizer)
         _draw_curves(axes[1], study, rows, optimizer)
     try:
-        figure.savefig(path, dpi=_DPI, format="png")
+        with warnings.catch_warnings(action="ignore"):  # of letters that the font lacks
+            figure.savefig(path, dpi=_DPI, format="png")
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error
 
@@ -36,8 +40,8 @@ def _draw_rates(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: st
     losses = losses_of(rows)
     for treatment, colour in zip(study.treatments, _COLOURS * len(study.treatments), strict=False):
         of_rate = tried(study, losses, optimizer, treatment)
-        axes.plot([*of_rate], [*of_rate.values()], "o-", color=colour, label=treatment)
-    axes.set(title=optimizer, xlabel="factor of the rates", ylabel="held-out loss, nats", xscale="log")
+        axes.plot([*of_rate], [*of_rate.values()], "o-", color=colour, label=_text(treatment))
+    axes.set(title=_text(optimizer), xlabel="factor of the rates", ylabel="held-out loss, nats", xscale="log")
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -48,7 +52,14 @@ def _draw_curves(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: s
             cell = Cell(optimizer=optimizer, treatment=treatment, factor=factor, seed=seed)
             curve, batches = rows[cell].curve, study.job(cell).train.batches
             places = [(index + 1) * batches / len(curve) for index in range(len(curve))]
-            label = treatment if seed == study.seeds[0] else None
+            label = _text(treatment) if seed == study.seeds[0] else None
             axes.plot(places, curve, color=colour, linewidth=0.9, label=label)
-    axes.set(title=f"{optimizer}, rates × {factor:g}", xlabel="batch", ylabel="training loss, nats", xscale="log")
+    axes.set(
+        title=f"{_text(optimizer)}, rates × {factor:g}", xlabel="batch", ylabel="training loss, nats", xscale="log"
+    )
     axes.legend(frameon=False, fontsize=8)
+
+
+def _text(name: str) -> str:
+    """Return a name as the drawing shows it: `$` begins no formula, and `_` hides nothing."""
+    return name.replace("$", r"\$").replace("_", " _", name.startswith("_"))

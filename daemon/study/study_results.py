@@ -105,7 +105,7 @@ def table(study: Study, losses: Losses, *, own_rates: bool = False) -> list[Line
                     optimizer=optimizer,
                     treatment=treatment,
                     factor=at[treatment],
-                    loss=statistics.fmean(ends[treatment]),
+                    loss=mean_of(ends[treatment]),
                     gap=estimate(gaps[treatment]),
                     recovered=_recovered(study, gaps, treatment),
                 )
@@ -117,14 +117,19 @@ def _recovered(study: Study, gaps: Mapping[str, Sequence[float]], treatment: str
     if len(study.treatments) < 3 or treatment in study.treatments[:2]:
         return None
     delayed = gaps[study.treatments[1]]
-    if any(gap <= 0 or not math.isfinite(gap) for gap in delayed):
+    if not all(map(math.isfinite, (*delayed, *gaps[treatment]))) or min(delayed) <= 0:
         return None
     return estimate([1 - gap / of for gap, of in zip(gaps[treatment], delayed, strict=True)])
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of some numbers; NaN: they are infinite in both directions."""
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of some numbers with its 90 % interval."""
-    mean = statistics.fmean(values)
+    mean = mean_of(values)
     if len(values) < 2 or not math.isfinite(mean):
         return Estimate(mean, math.nan)
     t = _T_90[min(len(values) - 1, len(_T_90)) - 1]
@@ -136,8 +141,10 @@ def markdown(lines: Iterable[Line]) -> list[str]:
     found = ["| optimizer | treatment | rates × | held-out loss | gap | recovered |", "|---|---|---|---|---|---|"]
     for line in lines:
         share = "" if line.recovered is None else f"{line.recovered.mean:.0%}{_half(line.recovered, '.0%')}"
-        gap = "" if line.gap.mean == 0 else f"{line.gap.mean:+.4f}{_half(line.gap, '.4f')}"
-        found.append(f"| {line.optimizer} | {line.treatment} | {line.factor:g} | {line.loss:.4f} | {gap} | {share} |")
+        has_gap, loss = line.gap.mean != 0 and math.isfinite(line.gap.mean), f"{line.loss:.4f}"
+        gap = f"{line.gap.mean:+.4f}{_half(line.gap, '.4f')}" if has_gap else ""
+        loss = loss if math.isfinite(line.loss) else "diverged"
+        found.append(f"| {line.optimizer} | {line.treatment} | {line.factor:g} | {loss} | {gap} | {share} |")
     return found
 
 

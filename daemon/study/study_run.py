@@ -9,14 +9,14 @@ import json
 import math
 import multiprocessing
 import os
-import re
 import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -32,7 +32,7 @@ from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.reference_loop import BatchResult, reference
-from headway.daemon.local.reference_run import tokens_here
+from headway.daemon.local.reference_run import check_memory, errors_told, tokens_here
 from headway.daemon.models.origin_config import model_opener
 from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.node.hardware import find_devices
@@ -52,9 +52,9 @@ HELD_OUT_TOKENS: Final = 1 << 17
 """Of which each training's loss is the mean, if the data holds so many out."""
 CURVE_POINTS: Final = 100
 """Of a row, each the mean of as many batches."""
+ROW_BEGINS: Final = b'{"optimizer":'
 TIMED_BATCHES: Final = 6
 """Trained before a new study, to say how long it takes."""
-_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9.]+")
 POLL_S: Final = 0.5
 LEAST_TIMED_S: Final = 20.0
 """After so long the time that is left can be told."""
@@ -92,16 +92,19 @@ def open_study(path: Path) -> Study:
 
     study = read_study(path, open_model=model_opener(path.parent), resolve=resolve)
     check_named(study.jobs.values(), str(path))
+    for kind, spec in study.jobs.items():
+        check_memory(spec, f"{path} ({', '.join(kind)})")
     return study
 
 
 def run_study(
     study: Study, out: Path, *, processes: int, tell: Callable[[str], object], progress: IO[str] | None
-) -> None:
-    """Train what is still wanted. tell: is told first how long it takes. progress: stream for a line that overwrites
-    itself.
+) -> dict[Cell, Row]:
+    """Train what is still wanted; return all rows. tell: is told first how long it takes. progress: stream for a line
+    that overwrites itself.
 
-    Raises ConfigError: the folder is in use, or cannot be written to. Ctrl-C loses the cells in progress alone.
+    Raises ConfigError: the folder is in use, or cannot be written to. Raises JobFailedError: a plug-in fails. Ctrl-C
+    loses the cells in progress alone.
     """
     with _results_file(out) as results:
         rows = read_results(out / RESULTS_NAME, study)
@@ -109,9 +112,10 @@ def run_study(
             for row in rows.values():
                 write_job(out / JOBS_NAME, row)
         if not (todo := wanted(study, losses_of(rows))):
-            return
-        each_s = statistics.fmean(row.seconds for row in rows.values()) if rows else _timed(study.job(todo[0]))
-        left = study.most_cells - len(rows)
+            return rows
+        with errors_told(todo[0].told, todo[0].told):
+            each_s = statistics.fmean(row.seconds for row in rows.values()) if rows else _timed(study.job(todo[0]))
+        left = max(study.most_cells - len(rows), len(todo))
         many = f"{counted(left, 'training')} at most, {processes} at a time, of {each_s:,.0f} s each"
         tell(f"{len(rows)} done; {many}: about {duration(left * each_s / processes)}")
         with _Pool(processes, progress) as pool:
@@ -123,6 +127,7 @@ def run_study(
                         results.flush()
                         write_job(out / JOBS_NAME, rows[cell])
                 todo = wanted(study, losses_of(rows))
+    return rows
 
 
 def losses_of(rows: Mapping[Cell, Row]) -> dict[Cell, float]:
@@ -131,7 +136,9 @@ def losses_of(rows: Mapping[Cell, Row]) -> dict[Cell, float]:
 
 
 def read_results(path: Path, study: Study) -> dict[Cell, Row]:
-    """Return the rows whose job is still the study's. A torn last line does not count. Raises ConfigError."""
+    """Return the rows of the study's cells whose job is still the same. A torn last line does not count. Raises
+    ConfigError.
+    """
     if not path.exists():
         return {}
     rows: dict[Cell, Row] = {}
@@ -141,11 +148,10 @@ def read_results(path: Path, study: Study) -> dict[Cell, Row]:
         try:
             row = msgspec.json.decode(line, type=Row)
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"line {number} is no result of a study: {error}", str(path)) from error
+            what = f"line {number} is no result of a study: {error}; mend it, or name another folder with --out"
+            raise ConfigError(what, str(path)) from error
         cell = row.cell
-        if (cell.optimizer, cell.treatment) in study.jobs and is_job(
-            row, study.job(cell), jobs=path.parent / JOBS_NAME
-        ):
+        if cell in study and is_job(row, study.job(cell), jobs=path.parent / JOBS_NAME):
             rows[cell] = row
     return rows
 
@@ -180,10 +186,27 @@ _num_batches: "Synchronized[int]"
 
 
 def _begin(num_batches: "Synchronized[int]") -> None:
-    """Begin a process of the pool. Ctrl-C is for the one that started it."""
+    """Begin a process of the pool, which ends with the one that started it, however that ends."""
     global _num_batches
     _num_batches = num_batches
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Keep a Ctrl-C for the end of the block. Processes that begin in it never get one: it is for this one alone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _trained(spec: JobSpec) -> Ended:
@@ -227,8 +250,9 @@ class _Pool:
             self._progress.write("\r\x1b[K")
 
     def trained(self, jobs: Mapping[Cell, JobSpec]) -> Iterator[tuple[Cell, Ended]]:
-        """Yield each cell when it is done. Raises ConfigError when a process dies."""
-        cells: dict[Future[Ended], Cell] = {self._pool.submit(_trained, spec): cell for cell, spec in jobs.items()}
+        """Yield each cell when it is done. Raises ConfigError when a process dies, JobFailedError for a plug-in."""
+        with _without_interrupts():
+            cells: dict[Future[Ended], Cell] = {self._pool.submit(_trained, spec): cell for cell, spec in jobs.items()}
         total, before = sum(spec.train.batches for spec in jobs.values()), self._num_batches.value
         waiting, started = {*cells}, time.monotonic()
         while waiting:
@@ -239,11 +263,14 @@ class _Pool:
             )
             self._tell(f"{bar(done, total)}  {len(cells) - len(waiting)} of {counted(len(cells), 'training')}{left}")
             for future in ended:
+                told = cells[future].told
                 try:
-                    yield cells[future], future.result()
+                    with errors_told(told, told):
+                        result = future.result()
                 except BrokenProcessPool as error:
                     what = "its process was ended, perhaps for want of memory; go on with fewer --processes"
-                    raise ConfigError(what, cells[future].told) from error
+                    raise ConfigError(what, told) from error
+                yield cells[future], result
 
     def _tell(self, text: str) -> None:
         if self._progress is not None:
@@ -266,12 +293,12 @@ def _timed(spec: JobSpec) -> float:
 
     with suppress(_EnoughError, NonFiniteLossError):
         train(spec, on_batch)
-    return statistics.median(seconds) * spec.train.batches
+    return statistics.median(seconds or [0.0]) * spec.train.batches
 
 
 def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, seconds: float, *, jobs: Path) -> Row:
     text = job_text(spec, whole=WHOLE)
-    for path in (spec.origin.url, *(part.source for part in spec.data.parts)):
+    for path in (spec.origin.adapter or spec.origin.url, *(part.source for part in spec.data.parts)):
         if Path(path).is_absolute():  # a path from the job file on says nothing of this machine
             text = text.replace(f'"{path}"', f'"{os.path.relpath(path, jobs)}"')
     return Row(
@@ -292,19 +319,22 @@ def is_job(row: Row, spec: JobSpec, *, jobs: Path) -> bool:
     was not. jobs: folder of the job files.
     """
     try:
-        was = values_of(parse_job(row.job, open_model=model_opener(jobs)))
+        was = parse_job(row.job, open_model=model_opener(jobs))
     except ConfigError:
         return False
-    return all(
-        was[key] == value for key, value in values_of(spec).items() if key not in ("data.source", "data.sources")
-    )
+    return _compared(was) == _compared(spec)
+
+
+def _compared(spec: JobSpec) -> dict[str, object]:
+    """Return what two jobs that train alike have in common. A model is known by its place, data by its contents."""
+    values = {key: value for key, value in values_of(spec).items() if key not in ("data.source", "data.sources")}
+    return values | {"data.weights": spec.data.weights, "model.from": (spec.origin.url, spec.origin.adapter)}
 
 
 def write_job(folder: Path, row: Row) -> None:
     """Write the job file of a cell. Raises OSError."""
     folder.mkdir(exist_ok=True)
-    name = _UNUSUAL.sub("-", f"{row.optimizer}-{row.treatment}-x{row.factor:g}-seed{row.seed}")
-    (folder / f"{name}.toml").write_text(f"# {row.cell.told}\n{row.job}")
+    (folder / row.cell.file_name).write_text(f"# {row.cell.told}\n{row.job}", encoding="utf-8")
 
 
 def losses_sha256(losses: Sequence[float]) -> str:
@@ -319,17 +349,22 @@ def thinned(losses: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(statistics.fmean(part), 4) for part in parts)
 
 
-def _results_file(out: Path) -> IO[bytes]:
+@contextmanager
+def _results_file(out: Path) -> Iterator[IO[bytes]]:
     """Open the results to be continued, for one process at a time; a torn last line is cut off. Raises ConfigError."""
     path = out / RESULTS_NAME
     with written(str(path)):
         out.mkdir(parents=True, exist_ok=True)
         results = path.open("a+b")
-        try:
+    try:
+        with written(str(path)):
             fcntl.flock(results, fcntl.LOCK_EX | fcntl.LOCK_NB)
             results.seek(0)
-            results.truncate(results.read().rfind(b"\n") + 1)
-        except BaseException:
+            whole, newline, torn = results.read().rpartition(b"\n")
+            if not ROW_BEGINS.startswith(torn[: len(ROW_BEGINS)]):  # another file, which nobody wants shortened
+                raise ConfigError("is no file of results; name another folder with --out", str(path))
+            results.truncate(len(whole + newline))
+        yield results
+    finally:
+        with written(str(path)):  # what a full disk did not take
             results.close()
-            raise
-        return results

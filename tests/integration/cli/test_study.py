@@ -86,6 +86,20 @@ def test_a_study_goes_on_where_it_was_killed(program: Any) -> None:
     assert program.leftovers() == []
 
 
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_study_leaves_no_process_whoever_ends_it(program: Any, ended_by: signal.Signals) -> None:
+    """The kernel ends its first process alone; Ctrl-C reaches all, and those that are about to begin say nothing."""
+    path = study(program)
+    path.write_text(path.read_text().replace("batches = 8", "batches = 1000000"))
+    first = program.start("study", str(path), "--out", "out", "--processes", "2")
+    while len(program.pids("spawn_main")) < 2:
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.02)
+    (os.kill if ended_by is signal.SIGKILL else os.killpg)(first.pid, ended_by)
+    assert program.leftovers(within_s=60) == []
+    assert "Traceback" not in program.ended(first)[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("treatment", ["sync", "EF"])
 def test_a_cluster_has_the_bits_of_a_training(program: Any, treatment: str) -> None:
@@ -117,6 +131,7 @@ def test_another_job_is_trained_anew_and_data_elsewhere_is_not(program: Any) -> 
     [
         (('source = "data"', 'source = "headway-docs"'), "holds nothing out, and a study compares held-out losses"),
         (("seeds = 1", "seds = 1"), "study.toml:study.seds: unknown key; did you mean `seeds`?"),
+        (("hidden_size = 32", "hidden_size = 65536"), "study.toml (Muon, sync):model: weights, optimizers and one"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_in_a_line(program: Any, change: tuple[str, str], says: str) -> None:

@@ -124,6 +124,18 @@ def test_a_diverged_training_is_never_the_best() -> None:
     assert best(study, losses, "muon") != 1.0
 
 
+def test_trainings_that_diverge_under_different_seeds_leave_no_gap() -> None:
+    """An infinite loss less a finite one with one seed, and the other way round with the next: there is no mean."""
+    study = parse_study(TEXT.replace("rates = [1, 3, 0.3]", ""))
+    losses, _ = completed(study)
+    losses[Cell(optimizer="muon", treatment="sync", factor=1.0, seed=6)] = math.inf
+    losses[Cell(optimizer="muon", treatment="half EF", factor=1.0, seed=7)] = math.inf
+    half = table(study, losses)[-1]
+    assert math.isnan(half.gap.mean)
+    assert half.recovered is None
+    assert markdown([half])[-1] == "| muon | half EF | 1 | diverged |  |  |"
+
+
 def test_no_share_of_a_gap_that_is_none() -> None:
     study = parse_study(TEXT.replace("rates = [1, 3, 0.3]", ""))
     losses = dict.fromkeys(completed(study)[0], 2.0)
@@ -136,6 +148,15 @@ def test_no_share_of_a_gap_that_is_none() -> None:
         (("[optimizer.muon]", "[optimizer]\nmuon = 3"), "study:optimizer.muon: expected a table"),
         (("seeds = 3", "seeds = 0"), "study:study.seeds: must be from 1 to 100, is 0"),
         (("rates = [1, 3, 0.3]", "rates = [1, 1]"), "study:study.rates: expected factors above 0, each once"),
+        (("rates = [1, 3, 0.3]", "rates = [1, 1.0000001]"), "study:study.rates: expected factors above 0, each once"),
+        (("rates = [1, 3, 0.3]", "rates = [1, 1e6]"), "(adamw, sync, rates × 1e+06, seed 7):optim.rest.lr: must be"),
+        (("rates = [1, 3, 0.3]", "rates = [5e-324]"), "optim.matrices.lr: must be above 0, is 0.0"),
+        (("job.seed = 5", f"job.seed = {2**63 - 2}"), f"seed {2**63}):job.seed: must be at most"),
+        (("error_feedback = 0.5", "error_feedback = 0.5\n[treatment.delay.job]\nseed = 3"), "is 3, and 5 elsewhere"),
+        (('"half EF"', '"half\\nEF"'), "study:treatment: 'half\\nEF' is no name of at most 80 bytes"),
+        (('"half EF"', '"half|EF"'), "study:treatment: 'half|EF' is no name"),
+        (('"half EF"', f'"{"é" * 41}"'), "is no name of at most 80 bytes"),
+        (('"half EF"', '"a b"]\n[treatment."a+b"'), "would have the same files; choose names that differ more"),
         (("rates = [1, 3, 0.3]", "rates = [-1]"), "study:study.rates: expected factors above 0"),
         (("seeds = 3", "seed = 3"), "study:study.seed: unknown key; did you mean `seeds`?"),
         (("error_feedback = 0.5", "error_feedbck = 0.5"), "did you mean `error_feedback`?"),
@@ -154,3 +175,15 @@ def test_a_study_has_a_limit() -> None:
     many = "".join(f'[treatment.t{i}.job]\nname = "t"\n' for i in range(100))
     with pytest.raises(ConfigError, match="comes to 41,406 trainings; the maximum is 10,000"):
         parse_study(TEXT.replace("seeds = 3", "seeds = 100") + many)
+    kinds = "".join(f"[treatment.t{i}]\n[optimizer.t{i}]\n" for i in range(4000))
+    with pytest.raises(ConfigError, match="the maximum is 10,000"):  # before any of its jobs is read
+        parse_study(TEXT + kinds)
+
+
+def test_tables_that_are_nested_too_deeply_are_refused() -> None:
+    """Dotted keys go deeper than TOML's own tables can."""
+    deep = "1"
+    for _ in range(20):
+        deep = f"{{ {'.'.join('a' * 100)} = [\n{deep}\n] }}"
+    with pytest.raises(ConfigError, match=r"study \(adamw, deep\): is nested too deeply"):
+        parse_study(TEXT + f"[treatment.deep]\ntrain.x = {deep}\n")
