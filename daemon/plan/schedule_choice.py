@@ -22,7 +22,7 @@ CHOICES: Final[tuple[ScheduleName, ...]] = ("1f1b", "2bw")
 """Of two that are equally fast the first one is chosen: it has no delay."""
 MORE_BATCHES: Final = {"adamw": (1.6, 1.4, 1.4), "mars": (1.6, 1.4, 1.4), "soap": (1.5, 1.3, 1.3)}
 """Batches of 2bw over those of 1f1b until the same loss, by the optimizer of the matrices: with the bare delay, with
-Error Feedback, and with a start without a delay too. What docs/delay.md has measured, of models and runs that are small.
+Error Feedback, and with a start without a delay too. docs/delay.md has measured them, of small models in short runs.
 """
 _MORE_BATCHES: Final = (1.3, 1.2, 1.2)
 """Of those that are not named there."""
