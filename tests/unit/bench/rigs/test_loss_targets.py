@@ -5,6 +5,8 @@ import math
 import pytest
 from rigs.loss_targets import Paced, Target, batches_until
 
+from headway.stages.spec import ScheduleName
+
 
 def ends(per_doubling: float, penalty: float = 0.0) -> dict[int, float]:
     """Losses that fall by as much with each doubling of 100 batches."""
@@ -37,7 +39,7 @@ def test_a_target_is_what_1f1b_ends_at_and_each_seed_has_its_own() -> None:
 
 def test_the_first_tenth_of_2bw_takes_the_seconds_of_1f1b() -> None:
     target = Target(100, [4.0], [120.0])
-    runs = {"1f1b": Paced([3.0], 2.0), "2bw": Paced([1.5], 1.0), "gpipe": Paced([2.0], 2.0)}
+    runs: dict[ScheduleName, Paced] = {"1f1b": Paced([3.0], 2.0), "2bw": Paced([1.5], 1.0), "gpipe": Paced([2.0], 2.0)}
     assert target.seconds(runs) == {"1f1b": [201.0], "gpipe": [200.0], "2bw": [25.0 + 108.5]}
     found = {pair: ratio.median for pair, ratio in target.ratios(runs).items()}
     assert found == {"1f1b over 2bw": 201 / 133.5, "gpipe over 2bw": 200 / 133.5}
