@@ -6,6 +6,7 @@ The text below a field is the option's help. Only names other than the field's, 
 import ast
 import inspect
 import json
+import os
 import re
 import shutil
 import sys
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 import typer
 from typer.core import TyperGroup
+
+from headway.daemon.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
@@ -341,9 +344,15 @@ def _said(answer: Answer) -> int | None:
 
 
 def say(text: str) -> None:
-    """Print a line on stdout, for people or programs."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print a line on stdout, for people or programs. Raises ConfigError, on a full disk for one."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise ConfigError(f"cannot be written: {error.strerror}", "stdout") from error
 
 
 def warn(text: str) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import math
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,23 @@ def refused(outcome: tuple[int, str, str], *, code: int, line: str, steps: int =
     assert "Traceback" not in err
     assert last.startswith("headway: ")
     assert len(begun) == steps, err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "line"),
+    [
+        ("init first >&-", 0, ""),
+        ("study none.toml --out o 2>&-", 2, ""),
+        ("init first >/dev/full", 2, "headway: stdout: cannot be written: No space left on device\n"),
+    ],
+)
+def test_streams_that_the_caller_closed_or_that_are_full(program: Any, command: str, code: int, line: str) -> None:
+    """What goes to a closed stream goes nowhere, and the exit code tells the rest."""
+    shell = ["sh", "-c", f'exec "$0" -m headway.daemon.cli.main {command}', sys.executable]
+    ended = subprocess.run(
+        shell, cwd=program.folder, env=program.environment(), capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (code, line)
 
 
 def test_port_in_use(program: Any) -> None:
