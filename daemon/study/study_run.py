@@ -160,8 +160,10 @@ def train(spec: JobSpec, on_batch: Callable[[BatchResult], None]) -> None:
     """Train a job in this process, as `headway reference` does. Raises as that."""
     import_plugins(spec, Path(spec.plugins.data.source))
     tokens = tokens_here(spec)
-    if tokens.validation is None:
-        what = "holds nothing out, and a study compares held-out losses; prepare it with --validation 0.01"
+    num_rows = tokens.validation.num_rows(spec.train) if tokens.validation is not None else 0
+    if not num_rows:
+        what = f"holds no row of {spec.train.sequence_length} tokens out, and a study compares held-out losses"
+        what += "; prepare it with a larger --validation"
         raise ConfigError(what, spec.data.parts[0].source)
     reference(
         spec,
@@ -169,7 +171,7 @@ def train(spec: JobSpec, on_batch: Callable[[BatchResult], None]) -> None:
         on_batch=on_batch,
         initial=initial_weights_of(spec),
         adapters=initial_adapters_of(spec),
-        last_evaluated=held_out_microbatches(tokens.validation.num_rows(spec.train), spec.train),
+        last_evaluated=held_out_microbatches(num_rows, spec.train),
     )
 
 

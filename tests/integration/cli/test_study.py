@@ -129,7 +129,10 @@ def test_another_job_is_trained_anew_and_data_elsewhere_is_not(program: Any) -> 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (('source = "data"', 'source = "headway-docs"'), "holds nothing out, and a study compares held-out losses"),
+        (
+            ('source = "data"', 'source = "headway-docs"'),
+            "holds no row of 16 tokens out, and a study compares held-out losses",
+        ),
         (("seeds = 1", "seds = 1"), "study.toml:study.seds: unknown key; did you mean `seeds`?"),
         (("hidden_size = 32", "hidden_size = 65536"), "study.toml (Muon, sync):model: weights, optimizers and one"),
     ],
