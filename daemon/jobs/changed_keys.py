@@ -12,7 +12,7 @@ from typing import Any, Final
 from headway.daemon.jobs.data_choices import LEFT_OUT
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
-from headway.optim.spec import USED_BY_ALL
+from headway.optim.spec import USED_BY_ALL, USED_BY_PLUGINS
 
 _WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs", "train.sync_share")
 _ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
@@ -65,7 +65,7 @@ def job_text(spec: JobSpec, *, whole: tuple[str, ...] = ()) -> str:
         f"optim.{group}.{name}"
         for group, of in (("matrices", spec.optim.matrices), ("rest", spec.optim.rest))
         for name in _named(of)
-        if name not in of.kind.settings | USED_BY_ALL | {"name"}
+        if name not in (USED_BY_PLUGINS if of.is_plugin else of.kind.settings | USED_BY_ALL) | {"name"}
     }
     kept = {key for key, value in values.items() if usual.get(key) != value} | ({*LEFT_OUT} - unused)
     kept |= {key for key in values if whole and key.startswith(whole)} - unused

@@ -88,7 +88,9 @@ def open_study(path: Path) -> Study:
     devices = find_devices("cpu", 0)
 
     def resolve(spec: JobSpec, named: frozenset[str]) -> JobSpec:
-        return resolve_job(spec, job_file=path, devices=devices, cache_dir=default_cache_dir(), named=named)
+        wheel = (path.parent / Path(spec.plugins.wheel).expanduser()).resolve()
+        spec = resolve_job(spec, job_file=path, devices=devices, cache_dir=default_cache_dir(), named=named)
+        return spec.with_values({"plugins.wheel": str(wheel)}) if spec.plugins.sha256 else spec
 
     study = read_study(path, open_model=model_opener(path.parent), resolve=resolve)
     check_named(study.jobs.values(), str(path))
@@ -300,7 +302,8 @@ def _timed(spec: JobSpec) -> float:
 
 def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, seconds: float, *, jobs: Path) -> Row:
     text = job_text(spec, whole=WHOLE)
-    for path in (spec.origin.adapter or spec.origin.url, *(part.source for part in spec.data.parts)):
+    folder = spec.origin.adapter or spec.origin.url
+    for path in (folder, spec.plugins.wheel, *(part.source for part in spec.data.parts)):
         if Path(path).is_absolute():  # a path from the job file on says nothing of this machine
             text = text.replace(f'"{path}"', f'"{os.path.relpath(path, jobs)}"')
     return Row(
@@ -328,8 +331,9 @@ def is_job(row: Row, spec: JobSpec, *, jobs: Path) -> bool:
 
 
 def _compared(spec: JobSpec) -> dict[str, object]:
-    """Return what two jobs that train alike have in common. A model is known by its place, data by its contents."""
-    values = {key: value for key, value in values_of(spec).items() if key not in ("data.source", "data.sources")}
+    """Return what two jobs that train alike have in common. A model is known by its place, the rest by its contents."""
+    by_contents = ("data.source", "data.sources", "plugins.wheel")
+    values = {key: value for key, value in values_of(spec).items() if key not in by_contents}
     return values | {"data.weights": spec.data.weights, "model.from": (spec.origin.url, spec.origin.adapter)}
 
 

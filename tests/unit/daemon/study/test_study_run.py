@@ -14,7 +14,7 @@ from headway.daemon.jobs.job import JobSpec, OriginSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.study import study_run
 from headway.daemon.study.study_file import Cell, Study, parse_study
-from headway.daemon.study.study_run import RESULTS_NAME, WHOLE, Row, is_job, read_results
+from headway.daemon.study.study_run import RESULTS_NAME, WHOLE, Row, is_job, open_study, read_results
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.spec import ModelSpec
 
@@ -59,6 +59,22 @@ def test_a_result_of_other_adapters_shares_of_data_or_a_model_elsewhere_does_not
     for spec, other in zip((adapted, mixed, begun), others, strict=True):
         assert is_job(row(spec), spec, jobs=tmp_path)
         assert not is_job(row(spec), other, jobs=tmp_path)
+
+
+def test_the_job_of_a_training_names_its_plug_ins_from_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit` keeps of a wheel's path its name alone; a job file has the path."""
+    resolved = {"plugins.wheel": "own.py", "plugins.sha256": "0" * 64}
+    monkeypatch.setattr(study_run, "resolve_job", lambda spec, **_: spec.with_values(resolved))
+    monkeypatch.setattr(study_run, "check_memory", lambda *_: None)
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY + 'plugins.wheel = "code/own.py"\noptim.matrices.name = "own:Sign"\n')
+    cell = Cell(optimizer="muon", treatment="sync", factor=1.0, seed=0)
+    spec, jobs = open_study(path).job(cell), tmp_path / "out/jobs"
+    row = study_run._row(cell, spec, [], None, 0.0, jobs=jobs)
+    assert 'plugins.wheel = "../../code/own.py"' in row.job.splitlines()
+    assert is_job(row, spec, jobs=jobs)
 
 
 def test_results_of_other_rates_and_seeds_stay_in_the_file_and_do_not_count(tmp_path: Path) -> None:
