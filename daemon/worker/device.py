@@ -18,6 +18,7 @@ from headway.daemon.base.own_process import keep_what_stays
 from headway.daemon.cluster.measurements import DeviceSpeed
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_FLOPS
+from headway.daemon.worker.card_host import move_near, pci_address
 from headway.daemon.worker.held_layers import RefusedError
 from headway.daemon.worker.out_of_memory import refusals_of_libraries
 from headway.optim.layer_optimizer import optimizer_factory
@@ -86,6 +87,7 @@ class WorkerDevice:
                 self._device = torch.device("cuda", index)
                 torch.cuda.set_device(self._device)
                 torch.cuda.init()  # type: ignore[no-untyped-call]
+                move_near(pci_address(torch.cuda.get_device_properties(self._device)))
                 if self._num_sharers > 1:
                     # Otherwise torch keeps freed memory that the other nodes' workers were promised.
                     torch.cuda.set_per_process_memory_fraction(1 / self._num_sharers, self._device)

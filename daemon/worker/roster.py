@@ -7,7 +7,7 @@ once, so a death costs no start of Python. The next spare follows after a pause 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from headway.daemon.cluster.records import (
     Device,
     Failure,
 )
+from headway.daemon.worker.card_host import card_settings
 from headway.daemon.worker.goal import (
     Goal,
     Hello,
@@ -347,10 +348,7 @@ class Roster:
             handle.process = WorkerProcess(
                 handle.process_name,
                 options,
-                environment={
-                    CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
-                    **with_large_pages(os.environ),
-                },
+                environment=environment_for(handle.device.kind, settings.code_dir, os.environ),
                 output_dir=settings.output_dir,
                 on_exit=self._exited,
             )
@@ -372,6 +370,15 @@ class Roster:
             handle.status = handle.status.died(Failure(f"{handle.name} could not be started: {reason}"))
             self._on_change()
         self._later(delay_s, handle)
+
+
+def environment_for(kind: str, code_dir: Path, own: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker for this kind of device has in its environment beside our own."""
+    return {
+        CODE_DIR_VARIABLE: own.get(CODE_DIR_VARIABLE, str(code_dir)),
+        **with_large_pages(own),
+        **(card_settings(own) if kind == "cuda" else {}),
+    }
 
 
 def _backoff_s(num_quick_deaths: int) -> float:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,8 +39,13 @@ def test_a_worker_on_a_shared_card_keeps_to_its_part_of_the_memory(
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _: fractions.append(part))
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: place)
+    moved: list[str] = []
+    monkeypatch.setattr(module, "move_near", moved.append)
     assert WorkerDevice("cuda", num_sharers=num_sharers).claim(0) == torch.device("cuda", 0)
     assert fractions == told
+    assert moved == ["0000:1b:00.0"]
 
 
 JOB = make_job(TRAIN)
