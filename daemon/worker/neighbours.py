@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 
 import torch
 
-from headway.daemon.cluster.measurements import LinkCuts
+from headway.daemon.cluster.measurements import LayerTime, LinkCuts
 from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.goal import Goal, Neighbour, Start, loading_s
-from headway.daemon.worker.liveness import FIRST_OPERATION_BATCHES
+from headway.daemon.worker.liveness import FIRST_OPERATION_BATCHES, LAUNCHED_FACTOR, launched_s
 from headway.optim.routing import Group, route_layer
 from headway.optim.update_shares import matrix_owners
 from headway.stages.device.device import StageDevice
@@ -29,6 +30,7 @@ from headway.stages.links.worker_link import WorkerLink
 from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import RECOMPUTES
 from headway.stages.stage.context import PATIENCE_S, StageContext, StageLinks
+from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.update_shares import UpdateShares
 
@@ -113,11 +115,20 @@ def _around(start: Start, spec: JobSpec, context: StageContext) -> _Around:
 class Neighbours:
     """Opens and closes the links of a generation, and removes their last frames from the inbox."""
 
-    def __init__(self, endpoint: LinkEndpoint, inbox: WorkerInbox, on_stuck: Callable[[str], None]) -> None:
-        """on_stuck: is called with the name of a peer whose attachment does not end."""
+    def __init__(
+        self,
+        endpoint: LinkEndpoint,
+        inbox: WorkerInbox,
+        on_stuck: Callable[[str], None],
+        timed: Callable[[], Mapping[str, LayerTime]] = dict,
+    ) -> None:
+        """on_stuck: is called with the name of a peer whose attachment does not end. timed: the present run's layers,
+        those that are timed.
+        """
         self._endpoint = endpoint
         self._inbox = inbox
         self._on_stuck = on_stuck
+        self._timed = timed
         self._links: list[StreamLink] = []
         self._own = 0
         """This worker's position in the plan."""
@@ -231,11 +242,17 @@ class Neighbours:
             inbox=self._inbox,
             contract=contract,
             attach=NcclAttach(context.device, self._on_stuck) if is_on_cards else None,
+            launched_s=partial(self._launched_s, start, spec),
             is_plain=peer.is_collective and not is_on_cards,
             empty_bytes=bytes_for(device),
             first_contact=first_contact,
             silence=timedelta(seconds=spec.fault.link_timeout_s),
         )
+
+    def _launched_s(self, start: Start, spec: JobSpec) -> float:
+        """Return for how long this worker's card may have work before it; a batch, until its layers are timed."""
+        known_s = launched_s(start, spec.train, self._timed(), num_ahead=MOST_AHEAD)
+        return LAUNCHED_FACTOR * (known_s or start.plan.predicted_batch_seconds)
 
 
 def _until_dialled(spec: JobSpec) -> timedelta:

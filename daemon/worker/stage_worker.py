@@ -5,7 +5,7 @@ workers/goal.py says what is next; this module does it, and tells the daemon how
 
 import gc
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,9 @@ class StageWorker:
     ) -> None:
         self._inbox = inbox
         self._endpoint = endpoint
-        self._neighbours = Neighbours(endpoint, inbox, on_stuck)
+        self._timed: Mapping[str, LayerTime] = {}
+        """The layers of the last run, as its last heartbeat told them: other threads read it."""
+        self._neighbours = Neighbours(endpoint, inbox, on_stuck, lambda: self._timed)
         self._device = device
         self._output = output
         self._records = records
@@ -168,6 +170,15 @@ class StageWorker:
         if run is not None:
             measured = run.executor.layer_times.measured
             awaited = run.loop.waiting_for
+            self._timed = {
+                kind: LayerTime(
+                    forward_s=times.forward_s,
+                    backward_s=times.backward_s,
+                    update_s=times.update_s,
+                    spread=times.spread,
+                )
+                for kind, times in measured.layers.items()
+            }
             figures |= {
                 "operations": run.observer.recent.num_recorded,
                 "runnable": run.loop.is_runnable,
@@ -178,15 +189,7 @@ class StageWorker:
                 "awaited_worker": self._neighbours.position_of(awaited),
                 "peak_bytes": measured.peak_bytes,
                 "num_samples": measured.num_samples,
-                "layers": {
-                    kind: LayerTime(
-                        forward_s=times.forward_s,
-                        backward_s=times.backward_s,
-                        update_s=times.update_s,
-                        spread=times.spread,
-                    )
-                    for kind, times in measured.layers.items()
-                },
+                "layers": self._timed,
             }
         return Heartbeat(
             job=actual.job,
@@ -344,7 +347,7 @@ class StageWorker:
     def _release(self) -> None:
         job = self._actual.job
         self._drop_all_but(())
-        self._held = Held()
+        self._held, self._timed = Held(), {}
         self._records.release()
         log.info("job_released", job=job)
         self._output.restore()

@@ -39,7 +39,9 @@ FORM_TIMEOUT: Final = timedelta(seconds=20)
 VERDICT_TIMEOUT: Final = 3 * FORM_TIMEOUT
 """The other side may need two steps before it can say whether its device is linked."""
 ABORT_GRACE: Final = timedelta(seconds=5)
-"""Time for an aborted attachment to end its threads, and to free its device; then `on_stuck` is called."""
+"""Time for an aborted attachment to end its threads, and to free its device, which first does all that was launched;
+then `on_stuck` is called.
+"""
 MOST_TROUBLE: Final = 1000
 """Characters of a reason that is told to the other side."""
 MOST_KEYS: Final = 64
@@ -237,13 +239,15 @@ class Attachment:
         peer: str,
         rank: int,
         silence: timedelta,
+        launched_s: Callable[[], float],
         tell: Callable[[Key], None],
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """rank: 0 or 1, the other one at the other end. tell: says a key to the other side.
+        """rank: 0 or 1, the other one at the other end. launched_s: see `LinkTerms`.
 
-        on_ready: is called when more can be written. on_failure: is called with a reason, when the stream has to end.
+        tell: says a key to the other side. on_ready: is called when more can be written. on_failure: is called with a
+        reason, when the stream has to end.
         """
         self.is_decided = False
         """Whether the two sides know if they talk directly."""
@@ -252,6 +256,7 @@ class Attachment:
         self._peer = peer
         self._rank = rank
         self._silence = silence
+        self._launched_s = launched_s
         self._tell = tell
         self._on_ready = on_ready
         self._on_failure = on_failure
@@ -298,7 +303,7 @@ class Attachment:
         for direction in directions:
             self._start(partial(self._abort, direction), "abort")
         grace = ABORT_GRACE if self.is_decided else ABORT_GRACE + 2 * FORM_TIMEOUT
-        self._loop.loop.call_later(grace.total_seconds(), self._tell_if_stuck)
+        self._loop.loop.call_later(grace.total_seconds() + self._launched_s(), self._tell_if_stuck)
 
     def _abort(self, direction: Direction) -> None:
         direction.abort()

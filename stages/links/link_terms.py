@@ -1,5 +1,6 @@
 """What the two sides of a link agree on beforehand, seen from one of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -36,6 +37,9 @@ class LinkTerms:
     """How long it may say nothing afterwards, before the link is lost."""
     attach: Attach | None = None
     """Links the devices of the two workers; None: all frames are in host memory."""
+    launched_s: Callable[[], float] = float
+    """Returns the most seconds for which this side's device may have work before it. Freeing its memory waits for that.
+    """
     is_plain: bool = False
     """True if the site's network is private and the stream may do without TLS."""
 

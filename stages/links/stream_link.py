@@ -304,6 +304,7 @@ class StreamLink:
             peer=terms.peer,
             rank=int(terms.worker > terms.peer_worker),
             silence=terms.silence,
+            launched_s=terms.launched_s,
             tell=self._tell,
             on_ready=self._wake.set,
             on_failure=self._on_attachment_failed,

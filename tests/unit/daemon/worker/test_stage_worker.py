@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.daemon.cluster.measurements import MemoryShortage
+from headway.daemon.cluster.measurements import LayerTime, MemoryShortage
 from headway.daemon.jobs.job import JobSpec, PluginsSpec
 from headway.daemon.worker.goal import Action, Actual, FromWorker, Goal, Preparation, Source, SourceKind, Start
 from headway.daemon.worker.held_layers import Held, RefusedError
@@ -163,6 +163,18 @@ def test_a_link_that_no_position_is_known_of_is_left_out() -> None:
     found._links = [cast(Any, SimpleNamespace(peer=name, broken_at=1.0, is_over=False)) for name in ("b", "c")]
     found._positions = {"b": 1}
     assert found.broken == [1]
+
+
+def test_a_card_may_be_late_by_the_work_that_it_was_given() -> None:
+    """Its links allow for that: a batch as planned, and what was timed as soon as there is something."""
+    timed: dict[str, LayerTime] = {}
+    found = Neighbours(cast(Any, None), queue.SimpleQueue(), print, lambda: timed)
+    start = Start(plan=replace(WHOLE, predicted_batch_seconds=3.0), position=0)
+    assert found._launched_s(start, make_job()) == 12.0
+    for kind in ("embed", "block", "head"):
+        timed[kind] = LayerTime(forward_s=1.0, backward_s=2.0, update_s=4.0)
+    num_layers = len(start.layers)
+    assert found._launched_s(start, make_job()) == 4.0 * num_layers * (2 * 3.0 + 4.0)
 
 
 def test_a_first_preparation_that_fails_is_told_of_its_job(tmp_path: Path) -> None:
