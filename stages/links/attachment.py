@@ -69,18 +69,18 @@ class Transfer:
     An aborted transfer of NCCL looks complete to CUDA, with any values: only `is_aborted` tells.
     """
 
-    __slots__ = ("_is_aborted", "_late", "_work")
+    __slots__ = ("_end", "_late", "_work")
 
-    def __init__(self, work: Any, is_aborted: threading.Event, late: str) -> None:
+    def __init__(self, work: Any, end: "_End", late: str) -> None:
         """work: torch's handle of it, of which `is_completed` and `wait` are used. late: begins the error of a wait."""
         self._work = work
-        self._is_aborted = is_aborted
+        self._end = end
         self._late = late
 
     def wait(self, timeout: timedelta) -> None:
         """Return when it is done. Raises RuntimeError when it does not get through, or not in time."""
         until, pause_s = monotonic() + timeout.total_seconds(), FIRST_POLL_S
-        while not self._is_aborted.is_set() and not self._work.is_completed():
+        while not self._end.has_come_before(self._work.is_completed):
             if monotonic() >= until:
                 raise RuntimeError(f"{self._late} for {timeout.total_seconds():.3g} s")
             sleep(pause_s)
@@ -90,8 +90,28 @@ class Transfer:
         self._raise_if_aborted()  # an abort between the two completes the transfer too
 
     def _raise_if_aborted(self) -> None:
-        if self._is_aborted.is_set():
+        if self._end.has_come:
             raise RuntimeError("the attachment was aborted")
+
+
+class _End:
+    """Of a direction, by its abort. NCCL's communicator is locked during an abort, and torch waits for that lock with
+    the interpreter's own held: so nothing may be asked from then on.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._lock = threading.Lock()
+
+    def come(self) -> None:
+        """Let it come, once the question under way is answered."""
+        with self._lock:
+            self.has_come = True
+
+    def has_come_before(self, is_completed: Callable[[], bool]) -> bool:
+        """Return True once it has come; until then, what is asked."""
+        with self._lock:
+            return self.has_come or is_completed()
 
 
 class Direction:
@@ -104,20 +124,20 @@ class Direction:
         self._communicator = communicator
         self._stream = stream
         self._peer = peer
-        self._is_aborted = threading.Event()
+        self._end = _End()
 
     def send(self, tensor: Tensor) -> Transfer:
         """Begin to send a contiguous tensor that is computed. It must live until the peer has it."""
         with self._stream.entered():
             work = self._communicator.send([tensor], self._peer, 0)
-        return Transfer(work, self._is_aborted, f"the peer's device took nothing of {tensor.nbytes} bytes")
+        return Transfer(work, self._end, f"the peer's device took nothing of {tensor.nbytes} bytes")
 
     def receive(self, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Transfer]:
         """Begin to receive into new memory of the device."""
         with self._stream.entered():
             tensor = self._stream.empty(dtype, shape)
             work = self._communicator.recv([tensor], self._peer, 0)
-        return tensor, Transfer(work, self._is_aborted, f"the peer's device sent nothing of {tensor.nbytes} bytes")
+        return tensor, Transfer(work, self._end, f"the peer's device sent nothing of {tensor.nbytes} bytes")
 
     def greet(self, *, is_sender: bool, timeout: timedelta = FORM_TIMEOUT) -> None:
         """Transfer one number, so that all that is set up at first use is there before the first frame.
@@ -138,7 +158,7 @@ class Direction:
 
     def abort(self) -> None:
         """Fail every waiting transfer at once, then free the device of them. May take long, or never return."""
-        self._is_aborted.set()  # first: what follows may never return
+        self._end.come()  # first: what follows may never return
         self._communicator.abort()
 
 

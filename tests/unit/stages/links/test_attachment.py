@@ -84,6 +84,33 @@ def test_an_abort_ends_every_wait_at_once_even_if_it_never_returns(nccl: FakeNcc
     assert [str(error) for error in errors] == ["the attachment was aborted"]
 
 
+def test_nothing_is_asked_of_a_communicator_during_its_abort(nccl: FakeNccl, wire: FakeWire, ends: Ends) -> None:
+    """An abort comes in the middle of a question: it begins when that is answered, and no other question follows. torch
+    would keep the interpreter, and so the heartbeats, for the whole abort.
+    """
+    wire.hangs = True
+    communicator = nccl.communicators[1, 0][0]
+    communicator.let_go.clear()
+    _, transfer = ends[1].receive(torch.float32, (4,))
+    work, begun = communicator.works[0], []
+    aborting = threading.Thread(target=ends[1].abort, daemon=True)
+
+    def is_completed() -> bool:
+        if not aborting.ident:
+            aborting.start()
+            aborting.join(0.3)
+        begun.append(communicator.num_aborts)
+        return False
+
+    work.is_completed = is_completed  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the attachment was aborted"):
+        transfer.wait(SOON)
+    communicator.let_go.set()
+    aborting.join()
+    assert begun == [0]
+    assert communicator.num_aborts == 1
+
+
 def test_an_aborted_transfer_is_not_taken_for_complete(nccl: FakeNccl, ends: Ends) -> None:
     """The abort ends the kernel, which looks like success to CUDA: the values are garbage, and the wait says so."""
     tensor, transfer = ends[1].receive(torch.float32, (4,))
