@@ -176,6 +176,15 @@ def abort_aside(what: Any) -> threading.Thread:
 class Attach(Protocol):
     """How the devices of a link's two workers come to talk directly."""
 
+    @property
+    def card(self) -> str:
+        """Return the device's name, which no other one in the world has."""
+        ...
+
+    def side_stream(self) -> SideStream:
+        """Return a stream for what goes through the hosts."""
+        ...
+
     def takes(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in the device's memory."""
         ...
@@ -406,10 +415,13 @@ class Attachment:
             transfers.append(transfer)
 
     def _send_all(self) -> None:
+        beside = self._attach.side_stream()
         while (outgoing := self._to_send.get()) is not None:
             direction = self._directions.get(self._rank)
             if direction is None:
-                on_host = [tensor.cpu() for tensor in outgoing.tensors]
+                # The values are computed. In a thread's usual stream their copy would wait for all that is launched.
+                with beside.entered():
+                    on_host = [tensor.cpu() for tensor in outgoing.tensors]
                 self._loop.call_soon(self._begun, outgoing, (), on_host)
             else:
                 transfers = [direction.send(tensor) for tensor in outgoing.tensors if tensor.numel()]
@@ -417,6 +429,19 @@ class Attachment:
 
     def _form(self) -> None:
         """Open both directions, or agree with the other side that there is none. Raises RuntimeError."""
+        if self._is_one_card():
+            log.warning("cards_not_linked", peer=self._peer, reason="both workers are on one card")
+        else:
+            self._open_both()
+        self._loop.call_soon(self._decide)
+
+    def _is_one_card(self) -> bool:
+        """Return whether both workers are on one card: NCCL refuses that, and may hang when it is aborted then."""
+        own, other = (f"card-{rank}" for rank in (self._rank, 1 - self._rank))
+        self._store.set(own, f"is {self._attach.card}")
+        return self._store.get(other) == self._store.get(own)
+
+    def _open_both(self) -> None:
         for sender in (0, 1):
             trouble = ""
             try:
@@ -433,7 +458,6 @@ class Attachment:
                     directions, self._directions = self._directions, {}
                 self._threads += [abort_aside(direction) for direction in directions.values()]
                 break
-        self._loop.call_soon(self._decide)
 
     def _open(self, sender: int) -> None:
         direction = self._attach.open(self._store, rank=self._rank, sender=sender)

@@ -11,6 +11,7 @@ kernel spinning until its communicator is aborted.
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from headway.stages.links.attachment import FORM_TIMEOUT, Direction, abort_aside
 
 MAX_CTAS: Final = 4
 """Blocks of a transfer's kernel. Each takes a multiprocessor while it spins: with NCCL's own number, five transfers
-that wait take all of a card, and none that could end them runs.
+that wait take all of a card, and none that could end them runs. So it would be with these at 34 replicas of a stage.
 """
 
 SETTINGS: Final = {
@@ -45,6 +46,9 @@ SETTINGS: Final = {
 }
 """Read in torch 2.13's ProcessGroupNCCL. NCCL's own settings (NCCL_…) belong to the administrator."""
 
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Of the running kernel, in containers too: virtual cards of two machines may have one UUID."""
+
 OLD_NAMES: Final = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
 """Names of torch's settings before 2.2. torch still reads them."""
 
@@ -60,10 +64,19 @@ def outlive_peers(environment: MutableMapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NcclAttach:
-    """An `Attach` of one card. Two workers on one card cannot have it: NCCL refuses."""
+    """An `Attach` of one card."""
 
     device: torch.device
     on_stuck: Callable[[str], None]
+
+    @property
+    def card(self) -> str:
+        """See `Attach`."""
+        return f"{torch.cuda.get_device_properties(self.device).uuid} {BOOT_ID.read_text().strip()}"
+
+    def side_stream(self) -> "CudaSideStream":
+        """See `Attach`."""
+        return CudaSideStream(self.device)
 
     def takes(self, tensor: Tensor) -> bool:
         """See `Attach`."""

@@ -48,6 +48,11 @@ class FakeWire:
     def __init__(self) -> None:
         self.hangs = False
         """True if transfers from now on never meet."""
+        self.may_send = threading.Event()
+        """A send is launched once this is set."""
+        self.may_send.set()
+        self.launched: list[bool] = []
+        """Whether it was a send, for each transfer in the order of the launches."""
         self.num_sent = 0
         self.num_received = 0
         self._lock = threading.Lock()
@@ -57,7 +62,10 @@ class FakeWire:
     def put(self, tensor: Tensor, *, is_send: bool) -> FakeWork:
         """Launch a transfer."""
         work = FakeWork(tensor)
+        if is_send:
+            self.may_send.wait()
         with self._lock:
+            self.launched.append(is_send)
             self.num_sent += is_send
             self.num_received += not is_send
             (self._sends if is_send else self._receives).append(work)
@@ -110,12 +118,16 @@ class FakeCard:
         self.marks: list[tuple[int, int]] = []
         """For each mark the thread that set it, and what was launched by then."""
         self.num_launched = 0
+        self.num_inside = 0
+        """Threads whose work enters this stream."""
         self._acts: list[Callable[[], None]] = []
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """See `SideStream`."""
+        self.num_inside += 1
         yield
+        self.num_inside -= 1
 
     def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """See `SideStream`."""
@@ -189,7 +201,13 @@ class FakeAttach:
 
     def __init__(self, nccl: FakeNccl) -> None:
         self.stuck: list[str] = []
+        self.card = f"card {id(self)}"
+        self.beside = FakeCard()
         self.open = nccl.open
+
+    def side_stream(self) -> FakeCard:
+        """See `Attach`."""
+        return self.beside
 
     def takes(self, tensor: Tensor) -> bool:
         """See `Attach`."""

@@ -1,5 +1,6 @@
 """An attachment by gloo, between two workers in host memory: what NCCL does between two cards, for real."""
 
+import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -80,6 +81,8 @@ class GlooAttach:
     """An `Attach` that takes every tensor."""
 
     def __init__(self) -> None:
+        self.card = f"host memory {id(self)} of {os.getpid()}"
+        self.side_stream = HostMemory
         self.num_opened = 0
         self.stuck: list[str] = []
 

@@ -5,9 +5,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -21,7 +21,7 @@ from headway.stages.links.link import Frame, FrameKind
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.rigs.fake_nccl import FakeAttach, FakeNccl
+from tests.rigs.fake_nccl import FakeAttach, FakeCard, FakeNccl
 from tests.rigs.two_sides import (
     DEADLINE_S,
     GENERATION,
@@ -147,6 +147,54 @@ def test_cards_that_cannot_be_linked_on_one_side_go_through_their_hosts(
     assert sorted({peer for peer, _ in told}) == sorted(link.peer for link in links)
     assert any(reason == "Duplicate GPU detected" for _, reason in told)
     wait_until(lambda: all(each.num_aborts == 1 for each in sides.nccl.all_communicators))
+
+
+def test_a_frame_is_announced_when_its_send_is_launched(sides: Sides) -> None:
+    """The launch is late → the peer hears of nothing and launches no receive, which would spin on its card meanwhile.
+
+    So each receive waits for a send that is launched already, and no cards wait for each other in a circle.
+    """
+    above, _ = sides.meet()
+    sides.exchange(range(3))
+    wire = sides.nccl.wires[UPPER]
+    for number in range(3, 6):
+        num_before = len(wire.launched)
+        wire.may_send.clear()
+        above.send(on_card(FrameKind.ACTIVATION, number))
+        time.sleep(0.3)
+        assert len(wire.launched) == num_before
+        wire.may_send.set()
+        assert heard(sides.inboxes[LOWER]).batch == number
+        assert wire.launched[num_before:] == [True, False]
+
+
+class OnCard(torch.Tensor):
+    """A tensor that notes, when it is copied to the host, whether that is in a stream beside the computation."""
+
+    beside: ClassVar[FakeCard]
+    noted: ClassVar[list[bool]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "cpu":
+            cls.noted.append(cls.beside.num_inside > 0)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_two_workers_on_one_card_are_found_before_nccl_is_asked(sides: Sides) -> None:
+    """Both say so, no communicator is made, and their frames go through the host, beside what the card computes."""
+    sides.attaches[LOWER].card = sides.attaches[UPPER].card
+    with structlog.testing.capture_logs() as logs:
+        links = sides.meet()
+        sides.exchange(range(6))
+    told = {(entry["peer"], entry["reason"]) for entry in logs if entry["event"] == "cards_not_linked"}
+    assert told == {(link.peer, "both workers are on one card") for link in links}
+    assert not sides.nccl.all_communicators
+    OnCard.beside = sides.attaches[UPPER].beside
+    frame = on_card(FrameKind.ACTIVATION, 7)
+    links[UPPER].send(replace(frame, tensors=(frame.tensors[0].as_subclass(OnCard),)))
+    assert bool((heard(sides.inboxes[LOWER]).tensors[0] == 7).all())
+    assert OnCard.noted == [True]
 
 
 @pytest.mark.parametrize("cut", ["cut", "deafen"])
@@ -288,7 +336,7 @@ def test_an_error_that_nobody_expects_loses_the_link_and_is_told(identity: TlsId
 
     for attach in both.attaches:
         attach.open = fail
-    both.meet()
+    both.meet(silence=timedelta(seconds=2))  # of the side whose peer gives up first
     assert "a bug" in lost(both.inboxes[UPPER]).reason + lost(both.inboxes[LOWER]).reason
     assert isinstance(errors.get(timeout=DEADLINE_S), ValueError)
     both.end()
