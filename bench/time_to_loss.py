@@ -67,7 +67,7 @@ SEQUENCES, SEQUENCE_LENGTH = 32, 64
 OPTIM = OptimSpec(
     matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=3e-3, betas=BESIDE_MUON), lr_floor=0.1
 )
-FACTORS = (1.0, 2.0, 4.0)
+FACTORS = (2.0, 4.0, 8.0)
 """Of these rates, tried with both schedules."""
 WARMUP = 0.1
 """Of a training's batches."""
@@ -75,9 +75,9 @@ BATCH_S, QUICK_BATCH_S = 6.4, 1.0
 """Forwards and backwards of a batch, all stages together: 25 ms of each of 8 stages for one of 32 microbatches."""
 FORWARD_SHARE, UPDATE_SHARE = 1 / 3, 0.04
 """Of that time: the forwards', and what the updates take in addition."""
-TARGETS, QUICK_TARGETS = (150, 300, 600), (40,)
+TARGETS, QUICK_TARGETS = (200, 400, 800), (40,)
 """Batches of the trainings of 1f1b."""
-LONGER = (1.0, 1.1, 1.3, 1.7)
+LONGER = (1.0, 1.2, 1.6)
 """Times as many of 2bw."""
 NUM_PACED, NUM_SETTLING = 10, 4
 """Batches of a cell's run, and those before it is steady."""
