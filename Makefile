@@ -13,8 +13,10 @@ PROTOS := control data etcd
 
 setup: $(STAMP)
 
+# TORCH_INDEX=https://download.pytorch.org/whl/cu126 takes torch from there, as for an older driver (docs/gpus.md).
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --index-url $(TORCH_INDEX) torch)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
 	touch $(STAMP)
 

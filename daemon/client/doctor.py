@@ -14,9 +14,11 @@ from typing import Final
 
 from headway.daemon.base.addresses import split_address
 from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.base.interfaces import interface_addresses
 from headway.daemon.base.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import NO_DAEMON, ClusterAddress, ClusterSession, node_client
+from headway.daemon.client.doctor_nccl import nccl_findings
 from headway.daemon.client.doctor_outcome import LEADERLESS, OF_ETCD, Finding, Outcome, advice_on, outcome_of, plain
 from headway.daemon.cluster.binary import BINARY_VARIABLE, binary_release, find_etcd_binary, remark
 from headway.daemon.cluster.measurements import Port
@@ -212,7 +214,8 @@ async def _examined(address: ClusterAddress) -> list[Finding]:
     cluster = Finding(what="cluster", is_fine=True, found=f"{found}; {plain_sites(view)}", advice=advice)
     if full:
         cluster = Finding(what="cluster", is_fine=False, found=full)
-    return [cluster, *await _members(address), *ways, *_records(view)]
+    cards = nccl_findings(view.nodes.values(), interface_addresses(), os.environ)
+    return [cluster, *await _members(address), *ways, *_records(view), *cards]
 
 
 async def _members(address: ClusterAddress) -> list[Finding]:

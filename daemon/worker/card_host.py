@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import structlog
 
+from headway.daemon.base.interfaces import NCCL_INTERFACES, interface_addresses, interface_of
+
 log = structlog.get_logger()
 
 MAX_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -29,13 +31,18 @@ SYSFS: Final = Path("/sys")
 _TASKS: Final = Path("/proc/self/task")
 
 
-def card_settings(environment: Mapping[str, str]) -> dict[str, str]:
+def card_settings(environment: Mapping[str, str], host: str) -> dict[str, str]:
     """Return additions to the environment of a new worker of a card: they are read before torch is there.
 
-    environment: the process's environment; its own settings stay.
+    environment: the process's environment; its own settings stay. host: where others dial the worker; NCCL meets them
+    on that interface, and not on the first one that it finds.
     """
+    settings = dict(_SETTINGS)
+    with suppress(OSError):
+        if name := interface_of(host, interface_addresses()):
+            settings[NCCL_INTERFACES] = f"={name}"
     return {
-        name: value for name, value in _SETTINGS.items() if not environment.keys() & {name, *_OTHER_NAMES.get(name, ())}
+        name: value for name, value in settings.items() if not environment.keys() & {name, *_OTHER_NAMES.get(name, ())}
     }
 
 

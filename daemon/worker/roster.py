@@ -348,7 +348,7 @@ class Roster:
             handle.process = WorkerProcess(
                 handle.process_name,
                 options,
-                environment=environment_for(handle.device.kind, settings.code_dir, os.environ),
+                environment=environment_for(handle.device.kind, settings.code_dir, os.environ, settings.options.host),
                 output_dir=settings.output_dir,
                 on_exit=self._exited,
             )
@@ -372,12 +372,15 @@ class Roster:
         self._later(delay_s, handle)
 
 
-def environment_for(kind: str, code_dir: Path, own: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker for this kind of device has in its environment beside our own."""
+def environment_for(kind: str, code_dir: Path, own: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return what a worker for this kind of device has in its environment beside our own.
+
+    host: where others dial it.
+    """
     return {
         CODE_DIR_VARIABLE: own.get(CODE_DIR_VARIABLE, str(code_dir)),
         **with_large_pages(own),
-        **(card_settings(own) if kind == "cuda" else {}),
+        **(card_settings(own, host) if kind == "cuda" else {}),
     }
 
 

@@ -72,7 +72,8 @@ class NcclAttach:
     @property
     def card(self) -> str:
         """See `Attach`."""
-        return f"{torch.cuda.get_device_properties(self.device).uuid} {BOOT_ID.read_text().strip()}"
+        kernel = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        return f"{torch.cuda.get_device_properties(self.device).uuid} {kernel}"
 
     def side_stream(self) -> "CudaSideStream":
         """See `Attach`."""

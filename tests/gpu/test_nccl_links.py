@@ -1,7 +1,7 @@
-"""Links by NCCL: a survivor of a peer's death lives, and so do two workers that NCCL refuses.
+"""Links by NCCL: a survivor of a peer's death lives, and so do two workers on one card.
 
-Two workers on one card cannot use NCCL, which refuses a card twice: `auto` gives them gRPC (link_choice.py). So the
-test of one card shows that the refusal leads through the hosts, and those of transfers need two cards. With
+NCCL refuses a card twice: `auto` gives such workers gRPC (link_choice.py), and a link finds by the card's UUID that it
+is theirs both. So the test of one card shows that this leads through the hosts, and those of transfers need two. With
 HEADWAY_GPU_TESTS_ON=cpu those of a death run on gloo.
 """
 
@@ -125,8 +125,8 @@ def test_a_peer_that_stands_still_leaves_the_survivor_alive(two: tuple[str, str]
 
 
 @needs_a_card
-def test_two_workers_that_nccl_refuses_exchange_through_their_hosts() -> None:
-    """NCCL refuses a card twice: both sides agree on the stream, and a death then costs the link alone.
+def test_two_workers_on_one_card_exchange_through_their_hosts() -> None:
+    """Both find that the card is theirs both, and take the stream; a death then costs the link alone.
 
     `auto` never tries this.
     """

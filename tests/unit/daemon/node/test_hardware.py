@@ -1,5 +1,6 @@
 """What a node finds in its machine: each card with its own name, memory and arithmetic class."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.client import doctor as doctor
 from headway.daemon.node.hardware import class_of, find_devices
+from headway.stages import no_card
 from headway.stages.no_card import why_no_card
 
 GIB = 1 << 30
@@ -86,6 +88,43 @@ def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
     assert find_devices("cpu", 1)[0].memory_bytes // 2 == one.memory_bytes
 
 
+INDEX = "`pip install --force-reinstall --index-url https://download.pytorch.org/whl/{} torch==2.13.0`"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "why"),
+    [
+        ("13.0", "580.159", "torch is built for CUDA 13.0, and finds no device; `nvidia-smi` shows driver and cards"),
+        (
+            "13.0",
+            "550.54.14",
+            "torch is built for CUDA 13.0, which needs driver 580, and this one is 550.54.14: a newer driver, or "
+            f"another build: {INDEX.format('cu126')}",
+        ),
+        (
+            "12.6",
+            "470.82.01",
+            "torch is built for CUDA 12.6, which needs driver 525, and this one is 470.82.01: a newer driver, or "
+            "another build",
+        ),
+        (None, "535.1", f"torch is built without CUDA; a card needs a build with it: {INDEX.format('cu126')}"),
+        (None, "590.1", f"torch is built without CUDA; a card needs a build with it: {INDEX.format('cu130')}"),
+    ],
+)
+@pytest.mark.parametrize("what", ["NVIDIA UNIX x86_64 Kernel Module", "NVIDIA UNIX Open Kernel Module for x86_64"])
+def test_a_driver_that_is_too_old_is_named_with_a_build_for_it(
+    cuda: str | None, driver: str, why: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds of the driver tell their version, and `doctor` the index of pytorch.org that has a build for it."""
+    told = tmp_path / "version"
+    told.write_text(f"NVRM version: {what}  {driver}  Release Build\nGCC version:  gcc version 12.3.0\n")
+    monkeypatch.setattr(no_card, "DRIVER_VERSION", told)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.__version__", "2.13.0+x")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert why_no_card() == why
+
+
 @pytest.mark.parametrize(
     ("cuda", "visible", "why"),
     [
@@ -96,6 +135,7 @@ def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
 )
 def test_why_there_is_no_card(cuda: str | None, visible: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The build, the variable that hides cards, or the driver: `doctor` and `devices = "cuda"` name it."""
+    monkeypatch.setattr(no_card, "DRIVER_VERSION", Path("/nothing/version"))
     monkeypatch.setattr("torch.version.cuda", cuda)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

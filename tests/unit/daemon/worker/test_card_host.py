@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from headway.daemon.worker import card_host
 from headway.daemon.worker.card_host import card_settings, move_near, near_cores, pci_address
 from headway.daemon.worker.roster import environment_for
 
@@ -37,15 +38,24 @@ def sysfs(root: Path, *, node: str, cores: str) -> Path:
 )
 def test_a_card_has_its_settings_unless_the_user_has_made_them(own: dict[str, str], missing: set[str]) -> None:
     """In any of torch's spellings: the newest one would override the others."""
-    assert card_settings(own) == {name: value for name, value in USUAL.items() if name not in missing}
+    assert card_settings(own, "127.0.0.1") == {name: value for name, value in USUAL.items() if name not in missing}
 
 
 def test_only_a_worker_of_a_card_gets_them(tmp_path: Path) -> None:
     """A CPU's has its large pages alone; both have the folder of compiled code."""
-    on_card, on_cpu = (environment_for(kind, tmp_path, {}) for kind in ("cuda", "cpu"))
+    on_card, on_cpu = (environment_for(kind, tmp_path, {}, "host.name") for kind in ("cuda", "cpu"))
     assert on_card == on_cpu | USUAL
     assert not on_cpu.keys() & USUAL.keys()
     assert on_cpu["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+
+
+def test_nccl_meets_others_where_they_dial_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the interface of the node's address, by its whole name, unless the user has named one."""
+    addresses = [("lo", "127.0.0.1"), ("br-12ab", "172.18.0.1"), ("eth1", "10.0.0.7")]
+    monkeypatch.setattr(card_host, "interface_addresses", lambda: addresses)
+    assert card_settings({}, "10.0.0.7") == USUAL | {"NCCL_SOCKET_IFNAME": "=eth1"}
+    assert card_settings({"NCCL_SOCKET_IFNAME": "br"}, "10.0.0.7") == USUAL
+    assert card_settings({}, "203.0.113.5") == USUAL
 
 
 def test_a_cards_address_is_the_kernels() -> None:
