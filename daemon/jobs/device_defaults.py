@@ -46,9 +46,10 @@ RECOMPUTE: Final = "train.recompute"
 
 FILLED_IN: Final = (DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE)
 
-_MOST_LOGITS: Final = 1 << 26
-"""Logits that exist at once by default: 0.8 GB in the backward."""
-_LEAST_CHUNK: Final = 128
+_MOST_LOGITS: Final = 1 << 28
+"""Logits that exist at once by default: 3.2 GB in the backward. Each chunk also reads the head's matrix, and reads and
+writes the sum of its gradients; with a vocabulary of 2¹⁷ a card multiplies longer than that from 2048 rows on.
+"""
 
 
 def for_devices(
@@ -110,4 +111,4 @@ def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:
     rows = train.microbatch_size * train.sequence_length
     if rows * model.vocab_size <= _MOST_LOGITS:
         return 0
-    return max(_LEAST_CHUNK, 1 << (_MOST_LOGITS // model.vocab_size).bit_length() - 1)
+    return 1 << (_MOST_LOGITS // model.vocab_size).bit_length() - 1

@@ -41,8 +41,8 @@ def test_on_cards_an_open_job_computes_in_bfloat16() -> None:
     job = filled_in(LARGE, [A100, H100])
     assert job.train.dtype == job.optim.matrices.newton_schulz_dtype == "bfloat16"
     assert job.train.attention_backend == "flash"
-    assert job.train.loss_chunk == 512
-    assert job.train.loss_chunk * 128_256 <= 1 << 26
+    assert job.train.loss_chunk == 2048
+    assert job.train.loss_chunk * 128_256 <= 1 << 28
     assert (job.optim.matrices.momentum_dtype, job.optim.error_feedback_dtype) == ("float32", "float32")
     assert not job.train.allow_tf32
 
@@ -57,11 +57,11 @@ def test_elsewhere_a_job_keeps_its_bits(devices: list[Device]) -> None:
 @pytest.mark.parametrize(
     ("text", "dtype", "newton_schulz", "chunk"),
     [
-        ('dtype = "float32"', "float32", "bfloat16", 512),
+        ('dtype = "float32"', "float32", "bfloat16", 2048),
         ("loss_chunk = 0", "bfloat16", "bfloat16", 0),
         ("compile = true", "bfloat16", "bfloat16", 0),
-        ('[optim]\nmatrices = { name = "muon", newton_schulz_dtype = "float32" }', "bfloat16", "float32", 512),
-        ('[optim]\nmatrices = { name = "lion" }', "bfloat16", "float32", 512),
+        ('[optim]\nmatrices = { name = "muon", newton_schulz_dtype = "float32" }', "bfloat16", "float32", 2048),
+        ('[optim]\nmatrices = { name = "lion" }', "bfloat16", "float32", 2048),
     ],
 )
 def test_a_key_that_is_named_stays(text: str, dtype: str, newton_schulz: str, chunk: int) -> None:
@@ -82,7 +82,8 @@ def test_plans_choose_what_open_jobs_compute_again() -> None:
 def test_few_logits_need_no_chunks() -> None:
     """A vocabulary of bytes → all rows at once; the largest vocabulary → still as many rows as a product needs."""
     assert filled_in("", [H100]).train.loss_chunk == 0
-    assert filled_in(LARGE.replace("128256", str(1 << 20)), [H100]).train.loss_chunk == 128
+    assert filled_in(LARGE.replace("8192", "2048"), [H100]).train.loss_chunk == 0
+    assert filled_in(LARGE.replace("128256", str(1 << 20)), [H100]).train.loss_chunk == 256
 
 
 def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
 def test_a_job_from_a_checkpoint_takes_what_it_leaves_open_from_there() -> None:
     """A checkpoint of cards, a new job file that names nothing → bfloat16 everywhere; what it names stays."""
     origin = filled_in(LARGE, [H100])
-    for text, chunk in (("", 512), ("[train]\nloss_chunk = 64", 64)):
+    for text, chunk in (("", 2048), ("[train]\nloss_chunk = 64", 64)):
         named = set[str]()
         spec = with_those_of(parse_job(NAMED + text, named=named), origin, named=named)
         assert spec.train.dtype == spec.optim.matrices.newton_schulz_dtype == "bfloat16"

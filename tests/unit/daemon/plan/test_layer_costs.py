@@ -77,6 +77,21 @@ def test_a_loss_in_chunks_keeps_no_logits() -> None:
     assert head.moved_bytes - plain.moved_bytes == 14 * LOGITS + 16 * 12 * matrix
 
 
+@pytest.mark.parametrize(
+    ("rows", "chunk_bytes", "num_chunks"), [(512, 0.79e9, 16), (2048, 3.15e9, 4), (8192, 12.6e9, 1)]
+)
+def test_larger_chunks_move_less_and_take_no_room_beyond_an_update(
+    rows: int, chunk_bytes: float, num_chunks: int
+) -> None:
+    """By hand, 8k rows: fewer sums of the matrix' gradients. Up to 2048 rows the head's own update takes more."""
+    head, small = costs(loss_chunk=rows)["head"], costs(loss_chunk=512)["head"]
+    matrix = 128_256 * 4096
+    assert head.passing_bytes - small.passing_bytes == 12 * (rows - 512) * 128_256
+    assert head.passing_bytes + head.backward_bytes - 6 * matrix == pytest.approx(chunk_bytes, rel=0.01)
+    assert small.moved_bytes - head.moved_bytes == 12 * (16 - num_chunks) * matrix
+    assert (head.passing_bytes + head.backward_bytes <= head.moment_bytes) == (rows <= 2048)
+
+
 def test_an_update_costs_what_its_optimizer_multiplies() -> None:
     """NorMuon as much as Muon; LionMuon half, and none of it shared; SOAP by hand; elementwise rules nothing."""
 
