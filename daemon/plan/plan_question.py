@@ -15,6 +15,7 @@ from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec, PluginsSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan
 from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.copy_places import num_copies
 from headway.daemon.plan.devices import (
     NOTHING_LEARNED,
     DeviceSlot,
@@ -41,6 +42,8 @@ class PlanQuestion:
     """The devices that the plan may use."""
     previous: tuple[WorkerPart, ...] = ()
     """The workers of the plan in force, whose layers should stay."""
+    num_copies: int = 0
+    """Nodes that hold each layer of a boundary: the job's number, if that many exist; 0: they do."""
     history: tuple[str, ...] = ()
     """Arithmetic classes on which the job has run."""
     was_rounded: bool = False
@@ -80,11 +83,13 @@ def ask(
     """Return the question for the best plan of a job; arguments as for `make_plan`."""
     quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
     busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
+    nodes = tuple(nodes)
     offer = _offered_to(spec, nodes, quarantined, memory=conditions.get("memory", NOTHING_LEARNED))
     return PlanQuestion(
         spec=spec,
         slots=_free(Same(offer), busy),
         previous=previous.workers if previous else (),
+        num_copies=num_copies(spec, {node.name: node for node in nodes}),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
         links=conditions.get("links") or LinkAssumptions(),
@@ -232,7 +237,8 @@ def _can_talk(plan: ClusterPlan, question: PlanQuestion) -> bool:
 
 def _situation(question: PlanQuestion) -> tuple[object, ...]:
     """Return all inputs except measurements and devices."""
-    return question.spec, question.previous, question.history, question.was_rounded, question.links
+    asked = question.spec, question.previous, question.history, question.was_rounded, question.links
+    return *asked, question.num_copies
 
 
 def _key(slot: DeviceSlot) -> tuple[str, str, int]:

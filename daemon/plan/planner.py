@@ -5,7 +5,7 @@ preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the pl
 wins, then the plan that leaves most layers in place, then the one whose nodes hold most of their layers' files.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -123,7 +123,7 @@ class _Planner:
             relayed=question.relayed,
             by_grpc=self._spec.train.link == "grpc",
         )
-        self._costs = StageCosts(self._spec, slots, profiles, links)
+        self._costs = StageCosts(self._spec, slots, profiles, links, num_copies=question.num_copies)
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
@@ -197,18 +197,18 @@ class _Planner:
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
         kept = self._kept(0, costs.num_layers)
         kept_of_one = max(self._kept(layer, layer + 1) for layer in range(costs.num_layers))
+        of_hosts = (
+            f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their host memory, and "
+        )
         if len(hosts) == len(self._slots) and (kept > sum(hosts) or kept_of_one > max(hosts)):
-            return (
-                f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
-                f"{self._free_devices()} {size(sum(hosts))} together for that, {size(max(hosts))} the largest"
-                f"{self._layer_folders()}"
-            )
-        if hosts and (not limits or self._fits_without_hosts()):
-            return (
-                f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
-                f"no order of {counted(len(self._slots), 'free device')} has room for its part"
-                f"{self._layer_folders()}"
-            )
+            there = f"{size(sum(hosts))} together for that, {size(max(hosts))} the largest part of a device"
+            return f"{of_hosts}{_named(self._hosts())} {there}{self._layer_folders()}"
+        if hosts and (not limits or self._fits_without_hosts(self._hosts())):
+            few = self._hosts() if len(self._hosts()) <= MOST_NAMED else []
+            if short := [name for name in few if self._fits_without_hosts([name])]:
+                return f"{of_hosts}{_named(short)} too little for its part{self._layer_folders()}"
+            devices = counted(len(self._slots), "free device")
+            return f"{of_hosts}no order of {devices} has room for its part{self._layer_folders()}"
         if not limits:
             return "finds no set of nodes that fulfils [placement]"
         return (
@@ -219,9 +219,13 @@ class _Planner:
             f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
         )
 
-    def _fits_without_hosts(self) -> bool:
-        """Return whether there would be a plan if the machines had memory for any boundary state."""
-        slots = tuple(replace(slot, host_memory_bytes=0) for slot in self._slots)
+    def _hosts(self) -> list[str]:
+        """Return the nodes whose memory limits what they keep."""
+        return sorted({slot.node for slot in self._slots if slot.host_memory_bytes}, key=natural)
+
+    def _fits_without_hosts(self, names: Collection[str]) -> bool:
+        """Return whether there would be a plan if these nodes had memory for any boundary state."""
+        slots = tuple(replace(slot, host_memory_bytes=0) if slot.node in names else slot for slot in self._slots)
         return isinstance(_Planner(self._question, slots).plan(), ClusterPlan)
 
     def _kept(self, first: int, end: int) -> int:
@@ -262,6 +266,13 @@ class _Planner:
             for choice in costs.slices.recomputes
         )
         return round(least * max(slot.demand for slot in self._slots))
+
+
+def _named(nodes: Sequence[str]) -> str:
+    """Return `a, b and 3 more nodes have`."""
+    more = [counted(len(nodes) - MOST_NAMED, "more node")] if len(nodes) > MOST_NAMED else []
+    *others, last = [*nodes[:MOST_NAMED], *more]
+    return f"{', '.join(others)} and {last} have" if others else f"{last} has"
 
 
 def remedy(train: TrainSpec) -> str:

@@ -72,12 +72,15 @@ def stage_seconds(device: Device) -> tuple[float, float]:
 class StageCosts:
     """The costs of a job on a set of seats. Tables are [num slices], as in LayerSlices."""
 
-    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links) -> None:
+    def __init__(
+        self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links, *, num_copies: int = 0
+    ) -> None:
+        """num_copies: as in StageMemory."""
         self.spec = spec
         self.links = links
-        self._slots, self._profiles = slots, profiles
+        self._slots, self._profiles, self._num_copies = slots, profiles, num_copies
         self.slices = LayerSlices(spec)
-        self.memory = StageMemory(spec, slots, self.slices)
+        self.memory = StageMemory(spec, slots, self.slices, num_copies=num_copies)
         self.cuts = CutCosts(spec, links)
         self.num_layers = self.slices.num_layers
         self.num_microbatches = spec.train.microbatches
@@ -100,7 +103,7 @@ class StageCosts:
     def with_recompute(self, recompute: Recompute) -> "StageCosts":
         """Return the costs of the same job with a fixed choice of what every stage computes again."""
         spec = replace(self.spec, train=replace(self.spec.train, recompute=recompute))
-        return StageCosts(spec, self._slots, self._profiles, self.links)
+        return StageCosts(spec, self._slots, self._profiles, self.links, num_copies=self._num_copies)
 
     def on(self, links: Links) -> "StageCosts":
         """Return the same costs over other links between the same devices."""

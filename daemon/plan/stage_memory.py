@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import FaultSpec, JobSpec
 from headway.daemon.plan.devices import DeviceSlot
 from headway.daemon.plan.layer_costs import (
     LayerCost,
@@ -123,15 +123,28 @@ class MemoryParts:
 
 HOST_STATES: Final = 2
 """Number of boundary states for which a node's memory must have room: one being written, one being sent."""
-HOST_STATES_WITH_SNAPSHOTS: Final = 6
+HOST_STATES_WITH_SNAPSHOTS: Final = 3
+"""The same of each copy while the job takes snapshots: two to go back to, and one that is being written or fetched."""
 OPEN_SUMS_IN_TURN: Final = 2
 """Gradient sums of a stage where the job wants no replicas: the total, and that of the group that is under way."""
+
+
+def num_host_states(fault: FaultSpec, num_copies: int) -> int:
+    """Return for how many boundary states of its layers a node's memory must have room.
+
+    num_copies: nodes that hold each layer. A node beside others also keeps theirs. A node alone has all states of its
+    layers at once, so that one more counts if newer boundaries come while one is copied to the checkpoint folder.
+    """
+    if not fault.snapshot_every:
+        return HOST_STATES
+    return HOST_STATES_WITH_SNAPSHOTS * num_copies + (num_copies == 1 and fault.checkpoint_every > 0)
 
 
 class StageMemory:
     """The bytes of each slice of a job's layers. Tables are [num slices], as in LayerSlices."""
 
-    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], slices: LayerSlices) -> None:
+    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], slices: LayerSlices, *, num_copies: int = 0) -> None:
+        """num_copies: nodes that hold each layer of a boundary; 0: as many as the job wants."""
         self._train = spec.train
         self._slices = slices
         self._num_groups = spec.train.reduction_groups
@@ -162,7 +175,7 @@ class StageMemory:
         """Bytes that an update takes above the most that a backward does."""
         state_bytes = slices.total(lambda cost: cost.state_bytes)
         has_snapshots = spec.fault.snapshot_every > 0
-        self._host_bytes = (HOST_STATES_WITH_SNAPSHOTS if has_snapshots else HOST_STATES) * state_bytes
+        self._host_bytes = num_host_states(spec.fault, num_copies or spec.fault.copies) * state_bytes
         self._host_bytes_of_card = self._host_bytes + state_bytes * has_snapshots
         self._num_ends = slices.total(lambda cost: kind_of_layer(cost.name) in ("embed", "head"))
         self.shared_bytes = slices.total(lambda cost: cost.shared_bytes)

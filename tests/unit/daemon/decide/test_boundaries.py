@@ -31,6 +31,8 @@ from headway.daemon.decide.boundaries import (
 )
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
+from headway.daemon.plan.copy_places import num_copies
+from headway.daemon.plan.stage_memory import num_host_states
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
@@ -158,6 +160,22 @@ def test_a_boundary_that_a_stage_missed_goes_when_a_newer_one_is_safe() -> None:
     assert kept(job(state, checkpoint=saved), NODES) == {(3, 40), (3, 80)}
     del state[3, 80]
     assert kept(job(state, checkpoint=saved), NODES) == {(3, 40), (3, 60)}
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 40])
+def test_a_node_alone_keeps_no_more_states_than_its_plan_counts(checkpoint_every: int) -> None:
+    """Boundary after boundary on one node, the oldest waiting for a slow folder: those that are kept, and the next one
+    while it is written, are as many as the plan has room for.
+    """
+    fault = FaultSpec(snapshot_every=20, checkpoint_every=checkpoint_every)
+    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1), fault=fault)
+    nodes, held, most = {"a": NODES["a"]}, set[tuple[int, int]](), 0
+    for boundary in range(40, 400, 20):
+        most = max(most, len(held) + 1)
+        state = {place: {"a": told("a", *PARTS)} for place in {*held, (3, boundary)}}
+        held = set(kept(job(state, submission=SpecRecord(spec=spec, uid="u")), nodes))
+        assert {(3, boundary), (3, max(boundary - 20, 40))} <= held
+    assert most == num_host_states(fault, num_copies(spec, nodes))
 
 
 @pytest.mark.parametrize("has_begun_safe", [True, False])

@@ -122,6 +122,7 @@ def test_many_nodes_within_host_memory() -> None:
     check(plan, 32, 1)
     reason = refused(spec, some_nodes(20, host_bytes=kept))
     assert reason.startswith("does not fit: the boundary states that nodes keep of it need ")
+    assert " and 16 more nodes have " in reason
 
 
 def test_a_small_folder_of_layer_files_is_named() -> None:
@@ -129,7 +130,7 @@ def test_a_small_folder_of_layer_files_is_named() -> None:
     spec = job(num_blocks=30, microbatches=32)
     node = replace(some_nodes(1, host_bytes=64 << 20)[0], layer_folder="/dev/shm/headway")
     assert refused(spec, [node]).endswith(
-        f"64 MiB the largest: /dev/shm/headway of {node.name} has 64 MiB; "
+        f"64 MiB the largest part of a device: /dev/shm/headway of {node.name} has 64 MiB; "
         "more room there, or another store_dir, would help"
     )
 

@@ -133,13 +133,21 @@ def test_impossible_memory_is_refused_with_the_arithmetic() -> None:
 
 
 def test_host_memory_counts_the_states_that_are_kept() -> None:
-    """A host without room for two boundary states is refused; snapshots need three times as much."""
+    """A host without room for two boundary states is refused; snapshots need room for four, or three of each copy."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
     never = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=0))
     assert isinstance(make_plan(never, [node("a", host_bytes=state)]), PlanRefused)
     assert isinstance(make_plan(never, [node("a", host_bytes=3 * state)]), ClusterPlan)
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
     assert isinstance(make_plan(often, [node("a", host_bytes=3 * state)]), PlanRefused)
+    assert planned(often, [node("a", host_bytes=4 * state)]).estimates[0].host_bytes == 4 * state
+    alone = replace(often, fault=FaultSpec(snapshot_every=5, checkpoint_every=0))
+    assert planned(alone, [node("a", host_bytes=3 * state)]).estimates[0].host_bytes == 3 * state
+    busy = replace(node("b"), is_draining=True)
+    for copies in (1, 2, 3):
+        several = replace(often, fault=FaultSpec(snapshot_every=5, copies=copies))
+        states = planned(several, [node("a", host_bytes=60 * state), busy]).estimates[0].host_bytes / state
+        assert states == (4, 6, 6)[copies - 1]
 
 
 def test_short_host_memory_is_blamed_where_devices_have_room() -> None:
@@ -149,7 +157,10 @@ def test_short_host_memory_is_blamed_where_devices_have_room() -> None:
     nodes = [node(name, memory_bytes=1 << 40, host_bytes=round(whole * 0.45)) for name in "ab"]
     reason = refused(spec, [*nodes, node("c", memory_bytes=1 << 40, host_bytes=round(whole * 0.45))])
     assert "boundary states" in reason
+    assert "and a, b and c have " in reason
     assert "devices need" not in reason
+    roomy = node("b", memory_bytes=1 << 40, host_bytes=2 * whole)
+    assert refused(spec, [replace(nodes[0], memory_bytes=1 << 20), roomy]).endswith("a has too little for its part")
 
 
 def test_nodes_of_one_machine_share_its_memory() -> None:
@@ -195,14 +206,14 @@ def test_frames_of_small_layers_take_time_on_counted_cores() -> None:
 
 
 def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
-    """Six boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
+    """Four boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
-    cpu = node("a", host_bytes=6 * state)
+    cpu = node("a", host_bytes=4 * state)
     card = replace(cpu, devices=(Device(kind="cuda"),))
-    assert planned(often, [cpu]).estimates[0].host_bytes == 6 * state
+    assert planned(often, [cpu]).estimates[0].host_bytes == 4 * state
     assert isinstance(make_plan(often, [card]), PlanRefused)
-    assert planned(often, [replace(card, memory_bytes=7 * state)]).estimates[0].host_bytes == 7 * state
+    assert planned(often, [replace(card, memory_bytes=5 * state)]).estimates[0].host_bytes == 5 * state
     never = replace(often, fault=FaultSpec(snapshot_every=0))
     assert planned(never, [card]).estimates[0].host_bytes == 2 * state
 
