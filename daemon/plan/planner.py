@@ -124,6 +124,7 @@ class _Planner:
             by_grpc=self._spec.train.link == "grpc",
         )
         self._costs = StageCosts(self._spec, slots, profiles, links, num_copies=question.num_copies)
+        self._alone_costs = self._costs if self._costs.num_groups == 1 else self._costs.without_replicas()
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
@@ -141,20 +142,24 @@ class _Planner:
 
     def _best_along(self, slots: tuple[DeviceSlot, ...]) -> ClusterPlan | None:
         """Return the best plan on some of the devices."""
-        found = [self._searched(self._costs, slots)]
-        choices = self._costs.slices.recomputes
-        if len(choices) > 1 and self._costs.memory.is_limited:
+        choices, is_limited = self._costs.slices.recomputes, self._costs.memory.is_limited
+        plain = [self._costs]
+        if is_limited and self._costs.num_groups > 1 and not self._spec.placement.replicas:
+            plain.append(self._alone_costs)  # what stages have room for depends on whether any has replicas
+        fixed = []
+        if len(choices) > 1 and is_limited:
             # A stage that computes more again has room for more microbatches in flight. So each choice that a job could
             # fix is planned like a fixed one, and then each stage may have a better one.
-            found += [self._searched(self._costs.with_recompute(choice), slots) for choice in choices]
-        known = [(seconds, placed) for seconds, placed in filter(None, found)]
-        if not known:
+            fixed = [costs.with_recompute(choice) for costs in plain for choice in choices]
+        found = filter(None, (self._searched(costs, slots) for costs in (*plain, *fixed)))
+        _, placed = min(found, key=itemgetter(0), default=(0.0, ()))
+        if not placed:
             return None
-        _, placed = min(known, key=itemgetter(0))
-        if len(known) > 1:
-            placed = with_best_recompute(self._costs, placed)
+        costs = self._alone_costs if all(len(stage.workers) == 1 for stage in placed) else self._costs
+        if fixed:
+            placed = with_best_recompute(costs, placed)
         question = self._question
-        return assemble(self._costs, placed, self._slots, question.history, was_rounded=question.was_rounded)
+        return assemble(costs, placed, self._slots, question.history, was_rounded=question.was_rounded)
 
     def _searched(
         self, costs: StageCosts, slots: tuple[DeviceSlot, ...]
@@ -260,7 +265,7 @@ class _Planner:
 
     def _alone(self, first: int, end: int) -> int:
         """Return the bytes of layers on one device, at one microbatch in flight."""
-        costs = self._costs
+        costs = self._costs if self._spec.placement.replicas else self._alone_costs
         least = min(
             costs.memory.device_bytes(costs.slices.slice_number((first, end), choice), 1, range(costs.num_groups))
             for choice in costs.slices.recomputes

@@ -73,14 +73,22 @@ class StageCosts:
     """The costs of a job on a set of seats. Tables are [num slices], as in LayerSlices."""
 
     def __init__(
-        self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links, *, num_copies: int = 0
+        self,
+        spec: JobSpec,
+        slots: Sequence[DeviceSlot],
+        profiles: Profiles,
+        links: Links,
+        *,
+        num_copies: int = 0,
+        has_replicas: bool = True,
     ) -> None:
-        """num_copies: as in StageMemory."""
+        """num_copies, has_replicas: as in StageMemory."""
         self.spec = spec
         self.links = links
-        self._slots, self._profiles, self._num_copies = slots, profiles, num_copies
+        self._slots, self._profiles = slots, profiles
+        self._num_copies, self._has_replicas = num_copies, has_replicas
         self.slices = LayerSlices(spec)
-        self.memory = StageMemory(spec, slots, self.slices, num_copies=num_copies)
+        self.memory = StageMemory(spec, slots, self.slices, num_copies=num_copies, has_replicas=has_replicas)
         self.cuts = CutCosts(spec, links)
         self.num_layers = self.slices.num_layers
         self.num_microbatches = spec.train.microbatches
@@ -102,8 +110,16 @@ class StageCosts:
 
     def with_recompute(self, recompute: Recompute) -> "StageCosts":
         """Return the costs of the same job with a fixed choice of what every stage computes again."""
-        spec = replace(self.spec, train=replace(self.spec.train, recompute=recompute))
-        return StageCosts(spec, self._slots, self._profiles, self.links, num_copies=self._num_copies)
+        return self._of(replace(self.spec, train=replace(self.spec.train, recompute=recompute)), self._has_replicas)
+
+    def without_replicas(self) -> "StageCosts":
+        """Return the costs of the same job where each stage has one worker, which then needs fewer gradient sums."""
+        return self._of(self.spec, has_replicas=False)
+
+    def _of(self, spec: JobSpec, has_replicas: bool) -> "StageCosts":
+        return StageCosts(
+            spec, self._slots, self._profiles, self.links, num_copies=self._num_copies, has_replicas=has_replicas
+        )
 
     def on(self, links: Links) -> "StageCosts":
         """Return the same costs over other links between the same devices."""
@@ -274,5 +290,7 @@ class StageCosts:
 
     def can_share(self, run: Sequence[DeviceSlot]) -> bool:
         """Return whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
+        if len(run) > 1 and not self._has_replicas:
+            return False
         are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
         return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)

@@ -126,7 +126,7 @@ HOST_STATES: Final = 2
 HOST_STATES_WITH_SNAPSHOTS: Final = 3
 """The same of each copy while the job takes snapshots: two to go back to, and one that is being written or fetched."""
 OPEN_SUMS_IN_TURN: Final = 2
-"""Gradient sums of a stage where the job wants no replicas: the total, and that of the group that is under way."""
+"""Gradient sums of a stage in a plan without replicas: the total, and that of the group that is under way."""
 
 
 def num_host_states(fault: FaultSpec, num_copies: int) -> int:
@@ -143,13 +143,24 @@ def num_host_states(fault: FaultSpec, num_copies: int) -> int:
 class StageMemory:
     """The bytes of each slice of a job's layers. Tables are [num slices], as in LayerSlices."""
 
-    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], slices: LayerSlices, *, num_copies: int = 0) -> None:
-        """num_copies: nodes that hold each layer of a boundary; 0: as many as the job wants."""
+    def __init__(
+        self,
+        spec: JobSpec,
+        slots: Sequence[DeviceSlot],
+        slices: LayerSlices,
+        *,
+        num_copies: int = 0,
+        has_replicas: bool = True,
+    ) -> None:
+        """num_copies: nodes that hold each layer of a boundary; 0: as many as the job wants.
+
+        has_replicas: whether any stage of a plan may have them.
+        """
         self._train = spec.train
         self._slices = slices
         self._num_groups = spec.train.reduction_groups
-        self._is_without_replicas = set(spec.placement.replicas) == {1}
-        """Whether the job wants no replicas: then one group's microbatches come after another's."""
+        self._is_without_replicas = not has_replicas or set(spec.placement.replicas) == {1}
+        """Whether no stage has replicas: then one group's microbatches come after another's."""
         self.ends = group_ends(spec.train.microbatches, spec.train.reduction_groups)
         self._tied_bytes = tied_bytes(spec)
         has_sites = len({slot.site for slot in slots}) > 1
@@ -309,7 +320,7 @@ class StageMemory:
     def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
-        A worker alone counts all its groups, unless the job wants no replicas.
+        A worker alone counts all its groups, unless no stage of its plan has replicas.
 
         These are the sets of a backward. Without delay only sums of replicas that are ahead come to the worker's own
         sums. With delay the worker sums the next batch, and of the last one it has one of three: its own sums cut up,

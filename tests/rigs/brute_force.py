@@ -26,6 +26,10 @@ class Instance:
     links: LinkAssumptions
     measured: Mapping[tuple[str, str], tuple[float, float]] | None = None
     """(node, kind of layer) → seconds of a microbatch and of an update."""
+    num_copies: int = 2
+    """Nodes that hold each layer of a boundary."""
+    is_in_turn: bool = False
+    """Whether no stage may have replicas: then one group is added up after another."""
 
 
 def divisions(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
@@ -85,7 +89,7 @@ def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: in
         return min(_stage_seconds(replace(instance, spec=each), *place) for each in specs)
     run = instance.nodes[first_node:end_node]
     num_groups = train.reduction_groups
-    if len(run) > num_groups or len({node.arithmetic_class for node in run}) > 1:
+    if len(run) > (1 if instance.is_in_turn else num_groups) or len({node.arithmetic_class for node in run}) > 1:
         return inf
     depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
     alone = _replicated_seconds(instance, run, first, end, depth, is_shared=False)
@@ -112,7 +116,7 @@ def _replicated_seconds(
         slowest = 0.0
         for node, bounds in zip(run, itertools.pairwise(ends), strict=True):
             groups, sharing = range(*bounds), len(run) if is_shared else 1
-            if not fits(instance.spec, node, first, end, groups, len(run), depth, is_shared=is_shared):
+            if not fits_in(instance, node, first, end, groups, len(run), depth, is_shared=is_shared):
                 break
             slowest = max(slowest, worker_seconds(instance, node, first, end, groups, num_sharing=sharing))
         else:
@@ -157,6 +161,32 @@ def worker_seconds(
     return seconds - orthogonalizing * (1 - own)
 
 
+def fits_in(
+    instance: Instance,
+    node: NodeRecord,
+    first: int,
+    end: int,
+    groups: Sequence[int],
+    num_replicas: int,
+    depth: int,
+    *,
+    is_shared: bool,
+) -> bool:
+    """As `fits`, for the copies and the sums of an instance."""
+    return fits(
+        instance.spec,
+        node,
+        first,
+        end,
+        groups,
+        num_replicas,
+        depth,
+        is_shared=is_shared,
+        num_copies=instance.num_copies,
+        is_in_turn=instance.is_in_turn,
+    )
+
+
 def fits(
     spec: JobSpec,
     node: NodeRecord,
@@ -167,13 +197,15 @@ def fits(
     depth: int,
     *,
     is_shared: bool = False,
+    num_copies: int = 2,
+    is_in_turn: bool = False,
 ) -> bool:
     """Whether a worker of a stage of this depth has room on its device and in its machine."""
     train, costs = spec.train, layer_costs(spec)[first:end]
     # Of as many groups: those that have most microbatches.
     num_held = sum(i % train.reduction_groups < len(groups) for i in range(train.microbatches))
     held = min(depth, ceil(depth * num_held / train.microbatches) + 1)
-    sums, own = float(len(groups)), len(groups)
+    sums, own = float(min(len(groups), 2) if is_in_turn else len(groups)), len(groups)
     received = (train.reduction_groups - own) / num_replicas
     if num_replicas > 1 and train.delay:
         sums += max(
@@ -198,7 +230,8 @@ def fits(
         needed = max(needed, ending - backward)
     if is_shared:
         needed += sum(cost.shared_bytes for cost in costs)
-    kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
+    states = 3 * num_copies if num_copies > 1 else 4
+    kept = (states if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
 

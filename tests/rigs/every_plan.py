@@ -21,7 +21,7 @@ from tests.rigs.brute_force import (
     Instance,
     between,
     divisions,
-    fits,
+    fits_in,
     reduction_seconds,
     shares_update,
     worker_seconds,
@@ -84,6 +84,7 @@ class EveryPlan:
         taken = {slot.node for stage in placed for slot in stage.slots}
         free = [node for node in self.instance.nodes if node.name not in taken]
         most_workers = min(self.spec.train.reduction_groups, len(free) - num_left + 1)
+        most_workers = 1 if self.instance.is_in_turn else most_workers
         ends = range(first + 1, num_layers - num_left + 2) if num_left > 1 else (num_layers,)
         # Who of a stage's workers comes first matters only where the first groups have more microbatches.
         is_even = self.spec.train.microbatches % self.spec.train.reduction_groups == 0
@@ -137,14 +138,14 @@ class EveryPlan:
     def _divided(
         self, run: tuple[NodeRecord, ...], first: int, end: int, num_stages: int, *, is_shared: bool
     ) -> Iterator[tuple[float, PlacedStage]]:
-        spec, train = self.spec, self.spec.train
+        train = self.spec.train
         sharing = len(run) if is_shared else 1
         depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
         for counts in divisions(train.reduction_groups, len(run)):
             bounds = list(itertools.accumulate(counts, initial=0))
             shares = [range(*pair) for pair in itertools.pairwise(bounds)]
             if not all(
-                fits(spec, node, first, end, groups, len(run), depth, is_shared=is_shared)
+                fits_in(self.instance, node, first, end, groups, len(run), depth, is_shared=is_shared)
                 for node, groups in zip(run, shares, strict=True)
             ):
                 continue
@@ -174,8 +175,8 @@ class EveryPlan:
             for depth in range(least, max(least, wanted) + 1)
             if depth == least
             or all(
-                fits(
-                    self.spec,
+                fits_in(
+                    self.instance,
                     by_name[worker.slot.node],
                     *stage.span,
                     worker.groups,

@@ -107,7 +107,7 @@ def test_replicas_are_found_where_a_stage_alone_has_no_room() -> None:
         chance = random.Random(seed)
         spec = wide_job(2, microbatches=8, reduction_groups=8)
         whole = sum(cost.resident_bytes + 8 * cost.group_bytes for cost in layer_costs(spec))
-        sizes = [int(whole * chance.uniform(0.1, 0.5)) for _ in range(2)]
+        sizes = [int(whole * chance.uniform(0.05, 0.3)) for _ in range(2)]
         nodes = tuple(
             node(f"n{index}", memory_bytes=sizes[index % 2], arithmetic_class=f"c{index % 2}") for index in range(6)
         )
@@ -116,7 +116,11 @@ def test_replicas_are_found_where_a_stage_alone_has_no_room() -> None:
             for length in range(1, 7)
             for order in permutations(nodes, length)
         }
-        best = min(best_seconds(Instance(spec, order, FREE)) for order in orders.values())
+        best = min(
+            best_seconds(Instance(spec, order, FREE, is_in_turn=is_in_turn))
+            for order in orders.values()
+            for is_in_turn in (False, True)
+        )
         assert isinstance(make_plan(spec, nodes, links=FREE), ClusterPlan) is (best < inf), f"seed {seed}"
         found.append(best < inf)
     assert 1 <= sum(found) <= 3, "both cases occur"

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -39,13 +40,15 @@ def over_the_best(seed: int, *, is_blocked: bool = False) -> float:
     ways = blocked_by_chance(seed, [node.name for node in case.nodes]) if is_blocked else BlockedWays()
     pairs = frozenset(map(frozenset, ways.pairs))
     plan = make_plan(case.spec, case.nodes, links=case.links, profiles=profiles, blocked=ways)
+    copies = min(len(case.nodes), 2)
+    cases = [replace(case, num_copies=copies, is_in_turn=is_in_turn) for is_in_turn in (False, True)]
     if isinstance(plan, PlanRefused):
-        assert not EveryPlan(case, profiles, blocked=pairs).is_possible(), seed
+        assert not any(EveryPlan(each, profiles, blocked=pairs).is_possible() for each in cases), seed
         return 1.0
     assert linked_pairs(plan.workers, trains_tie=False).isdisjoint(ways.pairs), seed
     seconds = plan.predicted_batch_seconds
-    best = EveryPlan(case, profiles, seconds, blocked=pairs).best_by_size()
-    return seconds / min(best.values())
+    best = [EveryPlan(each, profiles, seconds, blocked=pairs).best_by_size() for each in cases]
+    return seconds / min(least for by_size in best for least in by_size.values())
 
 
 def check(seeds: range, *, is_blocked: bool = False) -> None:

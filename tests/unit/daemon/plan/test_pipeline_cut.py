@@ -45,7 +45,12 @@ def test_over_all_orders_nothing_is_faster(block: int) -> None:
         case, profiles = instance(seed, most_nodes=4)
         plan = make_plan(case.spec, case.nodes, links=case.links, profiles=profiles)
         all_orders = [order for length in range(1, len(case.nodes) + 1) for order in orders(case.nodes, length)]
-        expected = min(best_seconds(Instance(case.spec, order, case.links, case.measured)) for order in all_orders)
+        copies = min(len(case.nodes), 2)
+        expected = min(
+            best_seconds(Instance(case.spec, order, case.links, case.measured, copies, is_in_turn=is_in_turn))
+            for order in all_orders
+            for is_in_turn in (False, True)
+        )
         if isinstance(plan, PlanRefused):
             assert expected == inf, seed
             continue

@@ -218,6 +218,22 @@ def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
     assert planned(never, [card]).estimates[0].host_bytes == 2 * state
 
 
+def test_a_plan_without_replicas_counts_two_sums_whatever_the_groups() -> None:
+    """Room for two sums beside a pipeline of eight groups, not for eight: as fast as one group, and within its memory.
+
+    The run adds group by group where no stage has replicas.
+    """
+    one, many = job(microbatches=32, reduction_groups=1), job(microbatches=32, reduction_groups=8)
+    fixed = replace(many, placement=PlacementSpec(replicas=(1,)))
+    limit = planned(fixed, [node("a")]).estimates[0].device_bytes
+    nodes = [node("a", memory_bytes=limit)]
+    plan = planned(many, nodes)
+    assert plan.estimates[0].device_bytes == limit
+    assert plan.estimates[0].memory.beyond == 0
+    assert plan.predicted_batch_seconds == pytest.approx(planned(one, [node("a")]).predicted_batch_seconds)
+    assert isinstance(make_plan(many, [node("a", memory_bytes=limit - 1)]), PlanRefused)
+
+
 # --- Depth ----------------------------------------------------------------------------------------------------------
 
 
