@@ -12,6 +12,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.jobs.rules import MAX_TEXT
 from headway.daemon.jobs.typed_toml import nearest, read_typed
+from headway.daemon.plan.card_rates import memory_gb_s_of
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.daemon.plan.devices import DeviceSlot, cuda_reserve
 from headway.daemon.plan.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
@@ -56,7 +57,9 @@ class DeviceEntry:
     bfloat16_tflops: float = 0.0
     """The same in bfloat16; 0: as fast, relatively, as in float32."""
     memory_gb_s: float = 0.0
-    """10⁹ bytes a second of its memory; 0: not known, and elementwise work costs no time of its own."""
+    """10⁹ bytes a second of its memory; 0: as its model's data sheet says. If that is not known, elementwise work costs
+    no time of its own.
+    """
     cores: float = 0.0
     """Cores of a CPU's machine, which its devices share; 0: as many as the job's threads take."""
 
@@ -158,7 +161,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             reserve_bytes=_reserve(device),
             speed=_speed(device, train, "float32"),
             bfloat16_speed=_speed(device, train, "bfloat16"),
-            memory_gb_s=device.memory_gb_s,
+            memory_gb_s=device.memory_gb_s or memory_gb_s_of(device.model) * (device.kind == "cuda"),
             num_cores=0.0 if device.kind == "cuda" else device.cores or float(train.threads * len(each)),
             arithmetic_class=_class(device),
         )

@@ -32,7 +32,7 @@ PCIE_BYTES_PER_S: Final = 10e9
 """Of a link by NCCL between two cards: about half of PCIe 4.0, which a copy through the host leaves."""
 NVLINK_BYTES_PER_S: Final = 100e9
 """The same over NVLink, each way: less than half of what its generations since the A100 carry."""
-_HAS_NVLINK: Final = re.compile(r"(SXM|HBM3|H100|H200|B[23]00)(?!.*(PCIe|NVL|MIG))")
+_HAS_NVLINK: Final = re.compile(r"(SXM|HBM3|H[18]00|H200|H20\b|B[23]00)(?!.*(PCIe|NVL|MIG))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
