@@ -17,7 +17,7 @@ logarithm of the batches. Each schedule has the best of three rates, by the firs
 
 p8_m32_two: 1f1b over 2bw: seconds of both until the last target, at 8 stages, m = 32, on two sites. There gpipe is
 timed too: it has the losses of 1f1b and hides a line better. more batches: those of 2bw over those of 1f1b until a
-target. auto: what `schedule = "auto"` would choose for the seconds of the cell.
+target. auto: what `schedule = "auto"` chooses for a job of as many batches and the seconds of the cell.
 Intervals are over seeds; the seconds of a batch are one run's.
 """
 
@@ -310,20 +310,20 @@ Value = TypeVar("Value")
 def told_cell(cell: Cell, runs: Runs, targets: Mapping[int, Target]) -> dict[str, object]:
     """Print a cell's table; return it for the JSON line."""
     seconds = {name: run.batch_s for name, run in runs.items()}
-    until = seconds_until(OPTIM, SYNC_SHARE, seconds)
-    chosen = min(until, key=until.__getitem__)
-    print(f"\n{cell.name}: seconds a batch: {', '.join(f'{n} {s:.3f}' for n, s in seconds.items())}; auto: {chosen}")
+    print(f"\n{cell.name}: seconds a batch: {', '.join(f'{name} {each:.3f}' for name, each in seconds.items())}")
     rows = []
     for batches, target in targets.items():
+        until = seconds_until(job("2bw", cell.microbatches, batches=batches), seconds)
+        chosen = min(until, key=until.__getitem__)
         ratios = target.ratios(runs)
         print(
-            f"  loss of 1f1b after {batches}, {statistics.median(target.losses):.3f}:",
+            f"  loss of 1f1b after {batches}, {statistics.median(target.losses):.3f}; auto: {chosen}",
             *(f"\n    {pair} {ratio}" + ("   SLOWER" if ratio.median < 1 else "") for pair, ratio in ratios.items()),
         )
         told = {pair: [round(value, 3) for value in (r.median, r.low, r.high)] for pair, r in ratios.items()}
-        rows.append({"batches": batches, "ratios": told})
+        rows.append({"batches": batches, "auto": chosen, "ratios": told})
     batch_s, late = ({each: round(getattr(run, name), 4) for each, run in runs.items()} for name in ("batch_s", "late"))
-    return {"batch_s": batch_s, "late": late, "auto": chosen, "targets": rows}
+    return {"batch_s": batch_s, "late": late, "targets": rows}
 
 
 def tell(found: Trained, runs: Mapping[Cell, Runs]) -> int:

@@ -15,36 +15,42 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import PlanRefused
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.daemon.plan.planner import make_plan
-from headway.optim.spec import OptimSpec
 from headway.stages.spec import AUTO, ScheduleName
 
 CHOICES: Final[tuple[ScheduleName, ...]] = ("1f1b", "2bw")
 """Of two that are equally fast the first one is chosen: it has no delay."""
-MORE_BATCHES: Final = {"adamw": (1.6, 1.4, 1.4), "mars": (1.6, 1.4, 1.4), "soap": (1.5, 1.3, 1.3)}
+MORE_BATCHES: Final = {
+    "adamw": (3.0, 1.6, 1.5),
+    "mars": (3.0, 1.6, 1.5),
+    "lion": (2.0, 2.0, 1.5),
+    "soap": (1.35, 1.15, 1.1),
+}
 """Batches of 2bw over those of 1f1b until the same loss, by the optimizer of the matrices: with the bare delay, with
-Error Feedback, and with a start without a delay too. docs/delay.md has measured them, of small models in short runs.
+Error Feedback, and with a start without a delay too. What docs/delay.md has measured in 1,000 batches of small models.
 """
-_MORE_BATCHES: Final = (1.3, 1.2, 1.2)
-"""Of those that are not named there."""
+_MORE_BATCHES: Final = (1.2, 1.1, 1.06)
+"""Of Muon, and of those that are not named there."""
 START_SHARE: Final = 0.05
 """A shorter start is as good as none."""
+SHORT_BATCHES: Final = 600
+MORE_IN_SHORT_RUNS: Final = 1.3
+"""Times as many again, where weights from a seed are trained for fewer: most of a delay's price is paid early."""
 
 
-def more_batches(optim: OptimSpec, fresh: float) -> float:
-    """Return the measured batches of 2bw over those of 1f1b until the same loss. fresh: share that has no delay."""
-    bare, corrected, started = MORE_BATCHES.get(optim.matrices.name, _MORE_BATCHES)
-    if not optim.error_feedback:
-        return bare
-    return started if fresh >= START_SHARE else corrected
+def more_batches(spec: JobSpec) -> float:
+    """Return the batches of 2bw over those of 1f1b until the same loss, as they were measured."""
+    bare, corrected, started = MORE_BATCHES.get(spec.optim.matrices.name, _MORE_BATCHES)
+    has_start = spec.train.sync_batches >= START_SHARE * spec.train.batches
+    more = bare if not spec.optim.error_feedback else started if has_start else corrected
+    is_short = spec.train.batches < SHORT_BATCHES and not spec.origin.url
+    return more * MORE_IN_SHORT_RUNS if is_short else more
 
 
-def seconds_until(optim: OptimSpec, fresh: float, seconds: Mapping[ScheduleName, float]) -> dict[ScheduleName, float]:
-    """Return the seconds until the same loss, for each batch that `1f1b` needs until then.
-
-    fresh: share of 2bw's batches that has no delay, and takes the time of 1f1b. seconds: of a batch, by schedule.
-    """
+def seconds_until(spec: JobSpec, seconds: Mapping[ScheduleName, float]) -> dict[ScheduleName, float]:
+    """Return the seconds until the same loss, for each batch that `1f1b` needs until then. seconds: of a batch."""
+    fresh = spec.train.sync_batches / spec.train.batches  # they take the time of 1f1b
     of_2bw = seconds["2bw"] * (1 - fresh) + seconds["1f1b"] * fresh
-    return {"1f1b": seconds["1f1b"], "2bw": more_batches(optim, fresh) * of_2bw}
+    return {"1f1b": seconds["1f1b"], "2bw": more_batches(spec) * of_2bw}
 
 
 def with_chosen_schedule(
@@ -64,13 +70,12 @@ def with_chosen_schedule(
         schedule: ScheduleName = next(iter(seconds), "2bw")
         why = "only under it does the job fit into these nodes" if seconds else "no plan fits these nodes"
         return jobs[schedule], f"Schedule: {schedule}, because {why}."
-    fresh = train.sync_batches / train.batches
-    more, until = more_batches(spec.optim, fresh), seconds_until(spec.optim, fresh, seconds)
+    more, until = more_batches(spec), seconds_until(spec, seconds)
     schedule = min(CHOICES, key=until.__getitem__)
     took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
     return jobs[schedule], (
         f"Schedule: {schedule}. A batch takes {took}; for its delay {spec.optim.matrices.name} is "
-        f"assumed to need {100 * (more - 1):.0f} % more batches to the same loss, so 2bw is there in "
+        f"taken to need {100 * (more - 1):.0f} % more batches to the same loss, so 2bw is there in "
         f"{until['2bw'] / until['1f1b']:.2f} times the seconds."
     )
 

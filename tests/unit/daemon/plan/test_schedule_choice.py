@@ -38,7 +38,7 @@ def test_the_schedule_that_is_sooner_at_the_same_loss(microbatches: int, number:
     )
     job, nodes = dataclasses.replace(JOB, train=train, optim=optim), equal_nodes(number)
     chosen, why = with_chosen_schedule(job, nodes)
-    ratio = seconds("2bw", job, nodes) * more_batches(optim, 0.0) / seconds("1f1b", job, nodes)
+    ratio = seconds("2bw", job, nodes) * more_batches(job) / seconds("1f1b", job, nodes)
     assert chosen.train.schedule == ("2bw" if ratio < 1 else "1f1b")
     assert why.startswith(f"Schedule: {chosen.train.schedule}. ")
     assert f"2bw is there in {ratio:.2f} times" in why
@@ -53,15 +53,25 @@ def test_batches_without_delay_count_as_those_of_1f1b() -> None:
     job = dataclasses.replace(job, placement=dataclasses.replace(job.placement, replicas=(1,) * 4))
     chosen, why = with_chosen_schedule(job, nodes)
     fresh, stale = (seconds(each, dataclasses.replace(job, train=JOB.train), nodes) for each in ("1f1b", "2bw"))
-    assert f"{more_batches(job.optim, 0.25) * (0.25 * fresh + 0.75 * stale) / fresh:.2f} times" in why
+    assert f"{more_batches(job) * (0.25 * fresh + 0.75 * stale) / fresh:.2f} times" in why
     assert (chosen.train.schedule, chosen.train.sync_batches) == ("2bw", 25)
     alone, _ = with_chosen_schedule(dataclasses.replace(job, placement=JOB.placement), equal_nodes(1))
     assert (alone.train.schedule, alone.train.sync_batches) == ("1f1b", 0)
 
 
-def test_each_remedy_saves_batches() -> None:
-    plain, corrected = OptimSpec(error_feedback=0.0), OptimSpec()
-    assert more_batches(plain, 0.1) > more_batches(corrected, 0.0) > more_batches(corrected, 0.1) > 1
+@pytest.mark.parametrize("matrices", ["muon", "adamw", "soap", "lion"])
+def test_each_remedy_saves_batches(matrices: str) -> None:
+    """And so does a longer run, or one that begins with trained weights."""
+
+    def more(alpha: float, sync: int, batches: int = 1000, url: str = "") -> float:
+        optim = OptimSpec(matrices=GroupSpec(name=matrices), error_feedback=alpha)
+        train = dataclasses.replace(JOB.train, batches=batches, sync_batches=sync)
+        origin = dataclasses.replace(JOB.origin, url=url)
+        return more_batches(dataclasses.replace(JOB, optim=optim, train=train, origin=origin))
+
+    assert more(0.0, 100) == more(0.0, 0) >= more(1.0, 0) > more(1.0, 100) > 1
+    assert more(1.0, 10) == more(1.0, 0)
+    assert more(1.0, 40, batches=400) > more(1.0, 40, batches=400, url="model") == more(1.0, 100)
 
 
 def test_both_are_chosen_somewhere() -> None:
