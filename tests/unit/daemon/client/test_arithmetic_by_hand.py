@@ -38,8 +38,14 @@ def previewed(job: str, nodes: str, *, counts_memory: bool = False) -> PlanPrevi
     spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     spec = replace(spec, train=replace(spec.train, recompute="block"))
     text = (EXAMPLES / f"{nodes}.toml").read_text()
-    found = parse_nodes(text if counts_memory else text.replace("memory_gb_s", "# memory_gb_s"), nodes)
-    return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
+    found = parse_nodes(text, nodes)
+    records = [
+        replace(
+            node, devices=tuple(replace(each, memory_gb_s=counts_memory * each.memory_gb_s) for each in node.devices)
+        )
+        for node in found.records(spec.train)
+    ]
+    return preview(spec, records, links=found.link_assumptions())[0]
 
 
 def layers_of(worker: StageEstimate) -> tuple[bool, int, bool]:
