@@ -4,7 +4,6 @@ Source: Riabinin et al., "LionMuon: Alternating Spectral and Sign Descent for Ef
 2605.19811, with a period of 2: Muon in even updates, as in the authors' code, which has the scale of Muon's step too.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from headway.optim.eager import EagerOptimizer, buffer, count_step, matrix_only
-from headway.optim.muon import NUM_STEPS, iteration, orthogonalize
+from headway.optim.muon import NUM_STEPS, iteration, orthogonalize, shape_scale
+from headway.optim.spec import Coefficients
 
 
 class LionMuon(EagerOptimizer):
@@ -36,10 +36,20 @@ class LionMuon(EagerOptimizer):
         sign_share: float = 0.01,
         newton_schulz_dtype: str = "float32",
         newton_schulz_steps: int = NUM_STEPS,
+        newton_schulz_coefficients: Coefficients = "quintic",
     ) -> None:
-        settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "sign_share": sign_share}
-        dtype = getattr(torch, newton_schulz_dtype)
-        super().__init__(params, {**settings, "newton_schulz_dtype": dtype, "newton_schulz_steps": newton_schulz_steps})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "weight_decay": weight_decay,
+                "sign_share": sign_share,
+                "newton_schulz_dtype": getattr(torch, newton_schulz_dtype),
+                "newton_schulz_steps": newton_schulz_steps,
+                "newton_schulz_coefficients": newton_schulz_coefficients,
+            },
+        )
 
     def _step_tensor(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         matrix_only(gradient, "LionMuon")
@@ -47,7 +57,8 @@ class LionMuon(EagerOptimizer):
         average = buffer(state, "exp_avg", gradient)
         direction, scale = average.lerp(gradient, 1 - beta1), 1.0
         if count_step(state) % 2 == 1:  # the first step is that of update 0
-            direction, scale = orthogonalize(direction, **iteration(group)), 0.2 * math.sqrt(max(weight.shape))
+            direction = orthogonalize(direction, **iteration(group))
+            scale = shape_scale(*weight.shape, adjust_lr="match_rms_adamw")
         else:
             direction.sign_()
             rate *= group["sign_share"]

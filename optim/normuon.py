@@ -21,7 +21,7 @@ class NorMuon(Muon):
         X = orthogonalize(u) as Muon has it, in float32
         v ← β₂·v + (1−β₂)·(mean of each row of X²)
         Y = X / (√v + eps)
-        W ← (1 − lr·weight_decay)·W − lr·√max(1, rows/cols)·(‖X‖ / (‖Y‖ + eps))·Y
+        W ← (1 − lr·weight_decay)·W − lr·r·(‖X‖ / (‖Y‖ + eps))·Y, r as Muon has it
 
     Raises ValueError when a gradient is not a matrix.
     """

@@ -13,6 +13,9 @@ DECAY_SHARE = 5
 Kind = Literal["constant", "cosine", "wsd"]
 AfterEnd = Literal["", "floor", "warm_up_again"]
 
+AdjustLr = Literal["original", "match_rms_adamw"]
+Coefficients = Literal["quintic", "polar_express"]
+
 LrSchedule = Callable[[int], float]
 """Map from the update's index b to the factor of every group's rate."""
 
@@ -124,11 +127,11 @@ class OptimizerKind:
         return self.newton_schulz == 1.0
 
 
-NEWTON_SCHULZ: Final = ("newton_schulz_dtype", "newton_schulz_steps")
+NEWTON_SCHULZ: Final = ("newton_schulz_dtype", "newton_schulz_steps", "newton_schulz_coefficients")
 OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
     "muon": OptimizerKind(
         "headway.optim.muon:Muon",
-        frozenset({"momentum", "nesterov", *NEWTON_SCHULZ}),
+        frozenset({"momentum", "nesterov", "adjust_lr", *NEWTON_SCHULZ}),
         ("momentum_buffer",),
         0,
         takes_matrices_only=True,
@@ -136,7 +139,7 @@ OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
     ),
     "normuon": OptimizerKind(
         "headway.optim.normuon:NorMuon",
-        frozenset({"momentum", "nesterov", "beta2", "eps", *NEWTON_SCHULZ}),
+        frozenset({"momentum", "nesterov", "adjust_lr", "beta2", "eps", *NEWTON_SCHULZ}),
         ("momentum_buffer",),
         2,
         takes_matrices_only=True,
@@ -235,6 +238,10 @@ class GroupSpec:
     """SOAP has no basis for a longer side."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     newton_schulz_steps: Annotated[int, (1, 100, "each step is three matrix products")] = 5
+    newton_schulz_coefficients: Coefficients = "quintic"
+    """One triple for all steps, or one for each."""
+    adjust_lr: AdjustLr = "original"
+    """Factor of a matrix's rate by its shape. LionMuon's is its own."""
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the running mean of the gradients between updates; all other state stays float32."""
     settings: Settings = ()

@@ -32,7 +32,8 @@ def arithmetic_settings(spec: JobSpec) -> str:
     masters = " with float32 masters" if train.dtype == "bfloat16" else ""
     parts = [f"computes in {train.dtype}{masters}"]
     if matrices.kind.newton_schulz:
-        parts.append(f"Newton–Schulz in {matrices.newton_schulz_dtype}")
+        by = " by Polar Express" if matrices.newton_schulz_coefficients == "polar_express" else ""
+        parts.append(f"Newton–Schulz in {matrices.newton_schulz_dtype}{by}")
     if (narrow := _narrow_state(spec)) != "":
         parts.append(f"{narrow} kept in bfloat16")
     parts.append(f"attention by {_kernel(train.attention_backend)}")

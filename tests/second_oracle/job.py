@@ -182,6 +182,8 @@ class Group:
     max_precondition_dim: int
     newton_schulz_dtype: str
     newton_schulz_steps: int
+    newton_schulz_coefficients: str
+    adjust_lr: str
     momentum_dtype: str
 
 

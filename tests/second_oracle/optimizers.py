@@ -8,7 +8,17 @@ from torch import Tensor
 
 from tests.second_oracle.job import Group
 
-A, B, C = 3.4445, -4.7750, 2.0315
+QUINTIC = (3.4445, -4.7750, 2.0315)
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+LATER = (1.875, -1.25, 0.375)
 
 
 class Optimizer(ABC):
@@ -37,9 +47,12 @@ class Muon(Optimizer):
         self.first = torch.lerp(self.first, gradient, 1 - momentum)
         direction = torch.lerp(gradient, self.first, momentum) if self.group.nesterov else self.first
         rows, columns = weight.shape
+        factor = sqrt(max(1, rows / columns))
+        if self.group.adjust_lr == "match_rms_adamw":
+            factor = 0.2 * sqrt(max(rows, columns))
         decayed = (1 - lr * self.group.weight_decay) * weight
         update = self.scaled(self.orthogonal(direction))
-        return torch.add(decayed, update, alpha=-lr * sqrt(max(1, rows / columns)))
+        return torch.add(decayed, update, alpha=-lr * factor)
 
     def scaled(self, update: Tensor) -> Tensor:
         """What is done with the iteration's result."""
@@ -50,11 +63,18 @@ class Muon(Optimizer):
         rows, columns = direction.shape
         x = direction.to(getattr(torch, self.group.newton_schulz_dtype))
         x = x.T if rows > columns else x
-        x = x / torch.linalg.vector_norm(x).clamp(min=1e-7)
-        for _ in range(self.group.newton_schulz_steps):
+        is_polar_express = self.group.newton_schulz_coefficients == "polar_express"
+        norm = torch.linalg.vector_norm(x)
+        x = x / ((1.01 * norm) if is_polar_express else norm).clamp(min=1e-7)
+        for step in range(self.group.newton_schulz_steps):
+            a, b, c = QUINTIC
+            if is_polar_express:
+                a, b, c = LATER if step >= len(POLAR_EXPRESS) else POLAR_EXPRESS[step]
+                if step < len(POLAR_EXPRESS):
+                    a, b, c = a / 1.01, b / 1.01**3, c / 1.01**5
             gram = torch.mm(x, x.T)
-            polynomial = torch.addmm(gram, gram, gram, beta=B, alpha=C)
-            x = torch.addmm(x, polynomial, x, beta=A)
+            polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+            x = torch.addmm(x, polynomial, x, beta=a)
         return x.T if rows > columns else x
 
 

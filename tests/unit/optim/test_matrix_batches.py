@@ -1,6 +1,7 @@
 """Batches of matrices against each matrix alone: which ones share a batch depends on the cut, so no bit may."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 from headway.optim import muon as matrix_batches
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.muon import MOST_MATRICES, SHORTEST_SIDE, Muon, batch_limit, orthogonalize, orthogonalize_each
-from headway.optim.spec import GroupSpec, OptimSpec
+from headway.optim.spec import Coefficients, GroupSpec, OptimSpec
 from tests.rigs.muon_reference import orthogonalize_reference
 
 CPU = torch.device("cpu")
@@ -20,6 +21,7 @@ SHAPES = [(17, 17), (32, 32), (88, 32), (32, 88), (64, 172), (172, 64), (128, 12
 """Shapes of models from 32 to 256 wide, and the smallest that are batched."""
 BLOCK = {"q": (24, 24), "k": (12, 24), "up": (64, 24), "down": (24, 64), "norm": (24,)}
 NUM_UPDATES = 4
+PUBLISHED: dict[str, Any] = {"adjust_lr": "match_rms_adamw", "newton_schulz_coefficients": "polar_express"}
 
 
 @pytest.fixture
@@ -27,27 +29,31 @@ def is_batched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the matrices of each call of the iteration that had several."""
     sizes: list[int] = []
 
-    def seen(matrices: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
+    def seen(matrices: Tensor, **iteration: Any) -> Tensor:
         if matrices.ndim == 3:
             sizes.append(len(matrices))
-        return plain(matrices, steps=steps, dtype=dtype)
+        return plain(matrices, **iteration)
 
     plain = orthogonalize
     monkeypatch.setattr(matrix_batches, "orthogonalize", seen)
     return sizes
 
 
+@pytest.mark.parametrize("coefficients", ["quintic", "polar_express"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "shape", [*SHAPES[:-4], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[-4:])]
 )
-def test_batches_of_every_size_have_the_bits_of_the_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_batches_of_every_size_have_the_bits_of_the_reference(
+    shape: tuple[int, int], dtype: torch.dtype, coefficients: str
+) -> None:
     """One to sixteen matrices, as many as may share a batch → each has every bit of the slow reference."""
     limit = batch_limit(*shape, dtype=dtype, device=CPU)
     for number in range(1, limit + 1):
         matrices = torch.randn(number, *shape, generator=torch.Generator().manual_seed(number)).unbind()
-        for result, matrix in zip(orthogonalize_each(matrices, steps=5, dtype=dtype), matrices, strict=True):
-            assert torch.equal(result, orthogonalize_reference(matrix, dtype=dtype))
+        results = orthogonalize_each(matrices, steps=5, dtype=dtype, coefficients=coefficients)
+        for result, matrix in zip(results, matrices, strict=True):
+            assert torch.equal(result, orthogonalize_reference(matrix, dtype=dtype, coefficients=coefficients))
 
 
 def test_what_is_batched_is_small_and_not_too_small() -> None:
@@ -75,8 +81,8 @@ def test_a_batch_whose_bits_differ_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     """A product whose batches round differently → one by one, with the bits of each alone."""
     plain = orthogonalize
 
-    def off_by_a_bit(matrices: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
-        result = plain(matrices, steps=steps, dtype=dtype)
+    def off_by_a_bit(matrices: Tensor, **iteration: Any) -> Tensor:
+        result = plain(matrices, **iteration)
         return result if matrices.ndim == 2 else torch.nextafter(result, torch.full_like(result, 9.0))
 
     monkeypatch.setattr(matrix_batches, "orthogonalize", off_by_a_bit)
@@ -114,6 +120,16 @@ def test_muons_step_together_as_alone(is_batched: list[int]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_other_coefficients_are_another_batch() -> None:
+    """Two optimizers that iterate by other coefficients, and a third by the first's → its matrix and the first's share
+    a batch.
+    """
+    of_each: list[Coefficients] = ["quintic", "polar_express", "quintic"]
+    muons = [Muon([Parameter(torch.zeros(20, 20))], newton_schulz_coefficients=each) for each in of_each]
+    batches = [[muon for muon, *_ in batch] for batch in Muon.batches(m for muon in muons for m in muon.matrices())]
+    assert batches == [[muons[0], muons[2]], [muons[1]]]
+
+
 def _weights(seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) for name, shape in BLOCK.items()}
@@ -147,10 +163,14 @@ def _train(optim: OptimSpec, stages: Sequence[int], *, is_in_place: bool) -> lis
     dtype=st.sampled_from(["float32", "bfloat16"]),
     is_in_place=st.booleans(),
     name=st.sampled_from(["muon", "normuon"]),
+    published=st.sampled_from([{}, PUBLISHED]),
 )
-def test_no_cut_changes_a_bit(stages: list[int], dtype: str, is_in_place: bool, name: str) -> None:
+def test_no_cut_changes_a_bit(
+    stages: list[int], dtype: str, is_in_place: bool, name: str, published: dict[str, Any]
+) -> None:
     """Blocks in any number of stages, more of them than share a batch → the bits of one block a stage."""
-    optim = OptimSpec(matrices=GroupSpec(name=name, newton_schulz_dtype=dtype), warmup_batches=1)  # type: ignore[arg-type]
+    matrices = GroupSpec(name=name, newton_schulz_dtype=dtype, **published)  # type: ignore[arg-type]
+    optim = OptimSpec(matrices=matrices, warmup_batches=1)
     cut = _train(optim, stages, is_in_place=is_in_place)
     alone = _train(optim, [1] * sum(stages), is_in_place=is_in_place)
     assert all(torch.equal(a, b) for a, b in zip(cut, alone, strict=True))

@@ -21,7 +21,7 @@ from headway.optim.lion_muon import LionMuon
 from headway.optim.mars import Mars
 from headway.optim.normuon import NorMuon
 from headway.optim.soap import Soap
-from headway.optim.spec import OPTIMIZERS, GroupSpec, OptimSpec
+from headway.optim.spec import OPTIMIZERS, Coefficients, GroupSpec, OptimSpec
 from tests.rigs.muon_reference import orthogonalize_by_singular_values
 
 LIBRARY: Any = pytorch_optimizer
@@ -131,11 +131,13 @@ def test_soap_is_the_librarys(shape: tuple[int, ...], longest: int) -> None:
     compare(ours, theirs, shape, rtol=3e-5, after_first=one_eigenbasis)  # the library turns in float32
 
 
+@pytest.mark.parametrize("coefficients", ["quintic", "polar_express"])
 @pytest.mark.parametrize("shape", MATRICES)
-def test_lionmuon_follows_its_formula(shape: tuple[int, int]) -> None:
+def test_lionmuon_follows_its_formula(shape: tuple[int, int], coefficients: Coefficients) -> None:
     """Muon's step by singular values in even updates, Lion's in odd ones, from one mean; each decays by its rate."""
     weight = Parameter(torch.randn(shape))
-    optimizer = LionMuon([weight], betas=(0.9, 0.8), weight_decay=DECAY, sign_share=0.05)
+    settings: dict[str, Any] = {"betas": (0.9, 0.8), "weight_decay": DECAY, "sign_share": 0.05}
+    optimizer = LionMuon([weight], newton_schulz_coefficients=coefficients, **settings)
     w, m = weight.detach().double().numpy(), np.zeros(shape)
     for update in range(NUM_UPDATES):
         weight.grad = gradient(shape, update, dtype=torch.float32)
@@ -143,7 +145,9 @@ def test_lionmuon_follows_its_formula(shape: tuple[int, int]) -> None:
         g = weight.grad.double().numpy()
         direction = 0.9 * m + 0.1 * g
         if update % 2 == 0:
-            orthogonal = orthogonalize_by_singular_values(torch.from_numpy(direction)).numpy()
+            orthogonal = orthogonalize_by_singular_values(
+                torch.from_numpy(direction), coefficients=coefficients
+            ).numpy()
             w = (1 - lr * DECAY) * w - lr * 0.2 * np.sqrt(max(shape)) * orthogonal
         else:
             w = (1 - 0.05 * lr * DECAY) * w - 0.05 * lr * np.sign(direction)

@@ -1,5 +1,7 @@
 """Muon and Lion against torch's own Muon, the slow reference, and the formula in numpy."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,18 +9,30 @@ from torch.nn import Parameter
 
 from headway.optim.lion import Lion
 from headway.optim.muon import Muon, shape_scale
+from headway.optim.spec import AdjustLr, Coefficients
 from tests.rigs.muon_reference import muon_reference
 
 SHAPES = [(24, 24), (16, 48), (48, 16)]
 
 
+@pytest.mark.parametrize(("adjust_lr", "coefficients"), [("original", "quintic"), ("match_rms_adamw", "polar_express")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_muon_has_the_bits_of_its_reference(shape: tuple[int, int], nesterov: bool, dtype: torch.dtype) -> None:
+def test_muon_has_the_bits_of_its_reference(
+    shape: tuple[int, int], nesterov: bool, dtype: torch.dtype, adjust_lr: AdjustLr, coefficients: Coefficients
+) -> None:
     """Six steps with a moving rate → weights and momentum equal the slow reference in every bit."""
     weight = Parameter(torch.randn(shape))
-    muon = Muon([weight], weight_decay=0.1, momentum=0.9, nesterov=nesterov, newton_schulz_dtype=dtype)
+    muon = Muon(
+        [weight],
+        weight_decay=0.1,
+        momentum=0.9,
+        nesterov=nesterov,
+        newton_schulz_dtype=dtype,
+        newton_schulz_coefficients=coefficients,
+        adjust_lr=adjust_lr,
+    )
     expected, buffer = weight.detach().clone(), torch.zeros(shape)
     for step in range(6):
         weight.grad = torch.randn(shape)
@@ -34,21 +48,25 @@ def test_muon_has_the_bits_of_its_reference(shape: tuple[int, int], nesterov: bo
             nesterov=nesterov,
             newton_schulz_dtype=dtype,
             newton_schulz_steps=5,
+            newton_schulz_coefficients=coefficients,
+            adjust_lr=adjust_lr,
         )
         assert torch.equal(weight, expected)
         assert torch.equal(muon.state[weight]["momentum_buffer"], buffer)
 
 
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_muon_agrees_with_torch(shape: tuple[int, int], nesterov: bool) -> None:
+def test_muon_agrees_with_torch(shape: tuple[int, int], nesterov: bool, adjust_lr: AdjustLr) -> None:
     """torch.optim.Muon iterates in bfloat16 → ours in bfloat16 has its bits, ours in float32 is within its rounding."""
     start = torch.randn(shape)
     ours, exact, theirs = (Parameter(start.clone()) for _ in range(3))
+    shared: dict[str, Any] = {"momentum": 0.95, "nesterov": nesterov}
     optimizers = [
-        (ours, Muon([ours], 0.02, momentum=0.95, nesterov=nesterov)),
-        (exact, Muon([exact], 0.02, momentum=0.95, nesterov=nesterov, newton_schulz_dtype=torch.bfloat16)),
-        (theirs, torch.optim.Muon([theirs], 0.02, momentum=0.95, nesterov=nesterov, adjust_lr_fn="original")),
+        (ours, Muon([ours], 0.02, adjust_lr=adjust_lr, **shared)),
+        (exact, Muon([exact], 0.02, adjust_lr=adjust_lr, newton_schulz_dtype=torch.bfloat16, **shared)),
+        (theirs, torch.optim.Muon([theirs], 0.02, adjust_lr_fn=adjust_lr, **shared)),
     ]
     for _ in range(5):
         gradient = torch.randn(shape)
@@ -64,6 +82,15 @@ def test_only_tall_matrices_are_scaled() -> None:
     """rows > cols → √(rows/cols); otherwise 1."""
     assert shape_scale(64, 16) == 2.0
     assert shape_scale(16, 64) == shape_scale(16, 16) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (64, 256), (256, 64)])
+def test_an_adjusted_rate_gives_the_size_of_adamw(shape: tuple[int, int]) -> None:
+    """The first update at a rate of 1, by Polar Express → a root mean square of 0.2, of any shape."""
+    weight = Parameter(torch.zeros(shape))
+    weight.grad = torch.randn(shape)
+    Muon([weight], 1.0, adjust_lr="match_rms_adamw", newton_schulz_coefficients="polar_express").step()
+    assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=0.1)
 
 
 def test_muon_refuses_what_is_no_matrix() -> None:

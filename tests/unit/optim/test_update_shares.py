@@ -1,6 +1,7 @@
 """Replicas of a stage that orthogonalise a share each: the owners, and the bits of an update that nobody shares."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from headway.optim.update_shares import iteration_cost, joined, matrix_owners, p
 
 SHAPES = {"q.weight": (20, 20), "up.weight": (40, 20), "down.weight": (20, 40), "tiny.weight": (12, 8), "norm": (20,)}
 NUM_UPDATES = 3
+PUBLISHED: dict[str, Any] = {"adjust_lr": "match_rms_adamw", "newton_schulz_coefficients": "polar_express"}
 LAYERS = ("embedding", "block.0", "block.1", "block.2")
 Maps = list[dict[str, Tensor]]
 
@@ -81,7 +83,7 @@ def update_by_shares(replicas: Sequence[Replica], batch: int) -> None:
         replica.update(batch, owners, shares)
 
 
-@pytest.mark.parametrize("name", ["muon", "normuon"])
+@pytest.mark.parametrize(("name", "published"), [("muon", {}), ("normuon", {}), ("muon", PUBLISHED)])
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("momentum_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -95,6 +97,7 @@ def test_shares_give_the_bits_of_a_whole_update(
     momentum_dtype: str,
     num_replicas: int,
     name: str,
+    published: dict[str, Any],
 ) -> None:
     """Two or three replicas, batched and single matrices, tall and wide → weights and state of an unshared update."""
     matrices = GroupSpec(
@@ -102,6 +105,7 @@ def test_shares_give_the_bits_of_a_whole_update(
         nesterov=nesterov,
         newton_schulz_dtype=dtype,  # type: ignore[arg-type]
         momentum_dtype=momentum_dtype,  # type: ignore[arg-type]
+        **published,
     )
     spec = OptimSpec(matrices=matrices, error_feedback=alpha, warmup_batches=1)
     alone = Replica(spec, delay=delay, is_in_place=is_in_place)

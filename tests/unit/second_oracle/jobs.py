@@ -30,6 +30,14 @@ MUON = '{ name = "muon", lr = 1e-2 }'
 COARSE_MUON = (
     '{ name = "muon", lr = 1e-2, newton_schulz_dtype = "bfloat16", newton_schulz_steps = 3, nesterov = false }'
 )
+PUBLISHED_MUON = (
+    '{ name = "muon", lr = 2e-3, adjust_lr = "match_rms_adamw", newton_schulz_coefficients = "polar_express" }'
+)
+PUBLISHED_NORMUON = (
+    '{ name = "normuon", lr = 2e-3, adjust_lr = "match_rms_adamw", newton_schulz_coefficients = "polar_express",'
+    ' newton_schulz_dtype = "bfloat16", newton_schulz_steps = 9 }'
+)
+EXPRESS_LIONMUON = '{ name = "lionmuon", newton_schulz_coefficients = "polar_express", newton_schulz_steps = 3 }'
 ADAMW = '{ name = "adamw", lr = 3e-3, betas = [0.8, 0.99], eps = 1e-6, weight_decay = 0.3 }'
 LION = '{ name = "lion", lr = 1e-3, betas = [0.9, 0.99] }'
 NARROW_MUON = '{ name = "muon", lr = 1e-2, momentum_dtype = "bfloat16" }'
@@ -227,6 +235,9 @@ JOBS = {
         'dtype = "bfloat16"', 'matrices = { name = "normuon", nesterov = false }\nrest = ' + MARS, batches=6
     ),
     "LionMuon": job_file("reduction_groups = 2", f"matrices = {LIONMUON}", batches=7),
+    "muon_as_published": job_file("reduction_groups = 2", f"matrices = {PUBLISHED_MUON}"),
+    "NorMuon with further steps, bfloat16": job_file('dtype = "bfloat16"', f"matrices = {PUBLISHED_NORMUON}"),
+    "LionMuon by Polar Express": job_file(optim=f"matrices = {EXPRESS_LIONMUON}"),
     "SOAP and MARS": job_file(optim=f"matrices = {SOAP}\nrest = {MARS}", batches=7),
     "SOAP of short sides, 1f1b, bfloat16": job_file(
         'schedule = "1f1b"\ndtype = "bfloat16"', f"matrices = {LONG_SOAP}\nrest = {ADAN}", batches=8
@@ -393,7 +404,7 @@ def drawn_job(number: int) -> str:
     m = draw.randint(1, 6)
     schedule = draw.choice(["2bw", "2bw", "1f1b", "gpipe"])
     group = [MUON, COARSE_MUON, NARROW_MUON, ADAMW, NARROW_ADAMW, LION, NARROW_LION, SGD, PLAIN_SGD, HEAVY_BALL]
-    group += [NORMUON, LIONMUON, SOAP, LONG_SOAP, ADAN, MARS]
+    group += [NORMUON, LIONMUON, PUBLISHED_MUON, PUBLISHED_NORMUON, EXPRESS_LIONMUON, SOAP, LONG_SOAP, ADAN, MARS]
     train = f"""
 schedule = "{schedule}"
 sync_batches = {draw.choice([0, 0, 1, 3]) if schedule == "2bw" else 0}

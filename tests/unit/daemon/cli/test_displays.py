@@ -187,6 +187,9 @@ def test_every_setting_that_changes_bits_is_told() -> None:
     assert len(told) == len(trains)
     synchronous = replace(PLAIN, train=TrainSpec(schedule="1f1b"), optim=OptimSpec(error_feedback_dtype="bfloat16"))
     assert "error feedback" not in arithmetic_settings(synchronous)
+    express = replace(PLAIN.optim.matrices, newton_schulz_coefficients="polar_express")
+    told_of = arithmetic_settings(replace(PLAIN, optim=replace(PLAIN.optim, matrices=express)))
+    assert "Newton–Schulz in float32 by Polar Express" in told_of
 
 
 LONG = "gpu-node-17.frankfurt.example.com"

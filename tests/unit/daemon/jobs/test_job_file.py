@@ -124,6 +124,22 @@ REFUSED = {
         "optim.matrices.momentum: soap does not use `momentum`; leave it out (it uses betas, eps, lr, "
         "max_precondition_dim, momentum_dtype, precondition_frequency, weight_decay)",
     ),
+    "coefficients of what does not iterate": (
+        NAMED + '[optim]\nmatrices = { name = "adamw", newton_schulz_coefficients = "polar_express" }',
+        "optim.matrices.newton_schulz_coefficients: adamw does not use `newton_schulz_coefficients`; leave it out",
+    ),
+    "an adjusted rate of what has its own": (
+        NAMED + '[optim]\nmatrices = { name = "lionmuon", adjust_lr = "original" }',
+        "optim.matrices.adjust_lr: lionmuon does not use `adjust_lr`; leave it out",
+    ),
+    "an adjusted rate for the rest": (
+        NAMED + '[optim]\nrest = { name = "lion", adjust_lr = "match_rms_adamw" }',
+        "optim.rest.adjust_lr: lion does not use `adjust_lr`; leave it out",
+    ),
+    "unknown adjustment": (
+        NAMED + '[optim]\nmatrices = { name = "muon", adjust_lr = "match_rms_adam" }',
+        "did you mean `match_rms_adamw`?",
+    ),
     "muon for the rest": (NAMED + '[optim]\nrest = { name = "muon" }', "optim.rest.name: muon takes 2-D weights"),
     "beta of one": (
         NAMED + '[optim]\nrest = { name = "adamw", betas = [0.9, 1.0] }',

@@ -93,15 +93,17 @@ def test_larger_chunks_move_less_and_take_no_room_beyond_an_update(
 
 
 def test_an_update_costs_what_its_optimizer_multiplies() -> None:
-    """NorMuon as much as Muon; LionMuon half, and none of it shared; SOAP by hand; elementwise rules nothing."""
+    """NorMuon as much as Muon, by any coefficients; LionMuon half, and none of it shared; SOAP by hand; others none."""
 
-    def update(name: str, **settings: int) -> tuple[float, int]:
-        spec = replace(long_job(), optim=OptimSpec(matrices=GroupSpec(name=name, **settings)))  # type: ignore[arg-type]
+    def update(name: str, **settings: Any) -> tuple[float, int]:
+        spec = replace(long_job(), optim=OptimSpec(matrices=GroupSpec(name=name, **settings)))
         block = layer_costs(spec)[1]
         return block.update_flops, block.shared_bytes
 
     muon, shared = update("muon")
     assert update("normuon") == (muon, shared)
+    assert update("muon", newton_schulz_coefficients="polar_express", adjust_lr="match_rms_adamw") == (muon, shared)
+    assert update("muon", newton_schulz_coefficients="polar_express", newton_schulz_steps=6)[0] == 1.2 * muon
     assert update("lionmuon") == (muon / 2, 0)
     assert [update(name) for name in ("adan", "mars", "adamw")] == [(0, 0)] * 3
     model = long_job().model

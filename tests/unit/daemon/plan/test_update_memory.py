@@ -24,6 +24,7 @@ NARROW = GroupSpec(name="adamw", momentum_dtype="bfloat16")
 OPTIMS = {
     "Muon": OptimSpec(),
     "Muon, bfloat16": OptimSpec(matrices=GroupSpec(name="muon", newton_schulz_dtype="bfloat16")),
+    "Muon by Polar Express": OptimSpec(matrices=GroupSpec(name="muon", newton_schulz_coefficients="polar_express")),
     "no Error Feedback": OptimSpec(error_feedback=0.0),
     "narrow": OptimSpec(
         matrices=GroupSpec(name="muon", momentum_dtype="bfloat16"), rest=NARROW, error_feedback_dtype="bfloat16"

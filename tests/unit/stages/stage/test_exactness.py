@@ -51,6 +51,7 @@ SEPARATE: dict[str, Any] = {"loss_mask": "data", "documents": "separate"}
 PAIRS: dict[str, Any] = {**SEPARATE, "objective": "dpo", "dpo_beta": 0.5}
 ROUTED: dict[str, Any] = {"router_balance_loss": 0.05, "router_z_loss": 0.01}
 GROUPS: dict[str, Any] = {"microbatches": 6, "reduction_groups": 3}
+PUBLISHED: dict[str, Any] = {"adjust_lr": "match_rms_adamw", "newton_schulz_coefficients": "polar_express"}
 MATRIX_ALONE = ("soap", "normuon", "lionmuon")
 
 
@@ -88,6 +89,11 @@ JOBS = {
     # the other optimizers, under Error Feedback
     **{f"2bw-{name}": job(with_matrices(name), batches=6, **GROUPS) for name in MATRIX_ALONE},
     **{f"2bw-{name}": job(with_matrices(name, rest=name), batches=6, **GROUPS) for name in ("adan", "mars")},
+    "2bw-published-muon": job(with_matrices("muon", **PUBLISHED), batches=4, **GROUPS),
+    "2bw-published-normuon-bfloat16": job(
+        with_matrices("normuon", newton_schulz_dtype="bfloat16", **PUBLISHED), batches=4, dtype="bfloat16"
+    ),
+    "2bw-lionmuon-polar-express": job(with_matrices("lionmuon", newton_schulz_coefficients="polar_express"), batches=4),
     "2bw-narrow-bfloat16-soap": job(with_matrices("soap", momentum_dtype="bfloat16"), batches=6, dtype="bfloat16"),
     # a tied embedding
     "tied-2bw-clip": job(model=TIED_MODEL, **GROUPS, clip_norm=0.05),
