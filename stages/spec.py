@@ -19,11 +19,13 @@ Cap = Annotated[float, (0, 1e6, OVERFLOW)]
 
 ScheduleName = Literal["gpipe", "1f1b", "2bw", "auto"]
 AUTO: Final = "auto"
-Recompute = Literal["none", "attention", "block"]
-"""The part of each block that a stage's backward computes again instead of keeping it."""
+Recompute = Literal["none", "elementwise", "attention", "block"]
+"""The part of each block that a stage's backward computes again instead of keeping it: the results of norms and of the
+MLP's product; attention too; all.
+"""
 Quantizer = Literal["none", "nf4", "int8"]
 """How a frozen matrix of a block is kept: in the job's dtype, in 4 bits, or in 8 bits."""
-RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
+RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "elementwise", "attention", "block")
 """All of them: the later ones take more time and less memory."""
 
 NF4_BLOCK: Final = 64
@@ -373,7 +375,7 @@ class TrainSpec:
     reduction_groups: Annotated[int, (1, 1024, "each group keeps its own gradient")] = 1
     """G: microbatch i is summed in group i mod G."""
     exactness: Literal["required", "preferred"] = "preferred"
-    recompute: Literal["auto", "none", "attention", "block"] = "none"
+    recompute: Literal["auto", "none", "elementwise", "attention", "block"] = "none"
     """See `Recompute`; auto: the plan chooses for each stage."""
     compile: bool = False
     allow_tf32: bool = False
@@ -523,7 +525,7 @@ def timed_kind(layer: str, recompute: str) -> str:
     layer: its kind as `ModelSpec.kind_of` has it, or its name where all blocks are of one kind.
     """
     kind = layer.partition(".")[0]
-    return f"{kind}+{recompute}" if kind.startswith("block") and recompute in ("attention", "block") else kind
+    return f"{kind}+{recompute}" if kind.startswith("block") and recompute in RECOMPUTES[1:] else kind
 
 
 def weight_version(batch: int, delay: int, sync_batches: int = 0) -> int:

@@ -368,8 +368,8 @@ def _train_faults(spec: JobSpec) -> Faults:
             yield "train.loss", 'is that of next tokens, and objective = "dpo" has its own; leave it out'
     elif train.loss_settings:
         yield "train.loss_settings", f"is not used by the loss {train.loss}; leave it out"
-    if spec.model.has_own_block and (train.compile or train.recompute == "attention"):
-        key, value = ("compile", "true") if train.compile else ("recompute", '"attention"')
+    if spec.model.has_own_block and (train.compile or train.recompute in ("elementwise", "attention")):
+        key, value = ("compile", "true") if train.compile else ("recompute", f'"{train.recompute}"')
         yield f"train.{key}", f"{value} is refused with a block of the job's own; leave it out"
     if groups > m:
         yield "train.reduction_groups", f"{groups} groups cannot be filled by {m} microbatches; set it to {m} or less"
@@ -403,7 +403,7 @@ def _compile_faults(spec: JobSpec) -> Faults:
     for name in ("quantize", "dropout"):
         if getattr(spec.model.adapter, name) != getattr(plain, name):
             yield "train.compile", f"true is refused with [adapter] {name}; leave one of them out"
-    if train.recompute == "attention":
+    if train.recompute in ("elementwise", "attention"):
         what = "compiled blocks are computed again as a whole; set it to block, or compile to false"
         yield "train.recompute", what
     if train.loss_chunk:

@@ -6,7 +6,7 @@ is kept for the adapter alone, or not at all. A frozen norm does not keep its no
 
 from dataclasses import dataclass
 
-from headway.stages.spec import MLP_MATRICES, ModelSpec, TrainSpec, adapted_names
+from headway.stages.spec import MLP_MATRICES, ModelSpec, Recompute, TrainSpec, adapted_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,13 @@ class BlockWidths:
     """
 
 
-def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> BlockWidths:
-    """Return the widths of a block that computes nothing again, except for the gated delta rule."""
+def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0, recompute: Recompute = "none") -> BlockWidths:
+    """Return the widths of a block that computes elementwise results again, if `recompute` does so, and the gated delta
+    rule. Attention and whole blocks count as kept.
+    """
+    is_lean = recompute in ("elementwise", "attention")
     if model.has_adapter:
-        return _beside_adapters(model, train, block)
+        return _beside_adapters(model, train, block, is_lean=is_lean)
     hidden, inner = model.hidden_size, _inner_width(model)
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
@@ -34,10 +37,14 @@ def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> Block
     of_norms = 2 if train.dtype == "bfloat16" and not model.zero_centered_norms else 3
     # A second norm of a branch keeps its input, which nothing else does. Its output is added, and not kept.
     second = (of_norms - 1) * hidden if model.norm_placement == "both" else 0
-    above = of_norms * hidden + second + (4 + _of_limit(model)) * inner + _of_routing(model)
+    # Made again: what a norm before a branch returns, and the MLP's silu and product; its limits are kept.
+    of_norm = hidden if is_lean and model.norm_placement != "after" else 0
+    of_mlp = (4 + _of_limit(model) - is_lean * _num_made_again(model)) * inner
+    above = of_norms * hidden - of_norm + second + of_mlp + _of_routing(model)
     is_linear = model.type_of(block) == "linear_attention"
     normed = _of_q_and_k(model, block) if model.qk_norm and of_norms == 3 and not is_linear else 0
-    return BlockWidths(kept=of_norms * hidden + second + normed + _of_mixing(model, block) + above, kept_above=above)
+    below = of_norms * hidden - of_norm + second + normed + _of_mixing(model, block)
+    return BlockWidths(kept=below + above, kept_above=above)
 
 
 def _inner_width(model: ModelSpec) -> int:
@@ -45,6 +52,11 @@ def _inner_width(model: ModelSpec) -> int:
     if not model.has_experts:
         return model.intermediate_size
     return (model.num_experts_per_tok + model.num_shared_experts) * model.moe_intermediate_size
+
+
+def _num_made_again(model: ModelSpec) -> int:
+    """Return how many results of the MLP's width can be made again: the product, and the silu in it."""
+    return 1 if model.swiglu_limit else 2
 
 
 def _of_limit(model: ModelSpec) -> int:
@@ -83,7 +95,7 @@ def _of_q_and_k(model: ModelSpec, block: int) -> int:
     return (model.num_attention_heads + model.key_value_heads_of(block)) * model.head_width_of(block)
 
 
-def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWidths:
+def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int, *, is_lean: bool) -> BlockWidths:
     hidden, inner = model.hidden_size, _inner_width(model)
     adapted = adapted_names(model, block)
     in_mlp = [name for name in adapted if name in MLP_MATRICES]
@@ -91,8 +103,11 @@ def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWid
     has_down = "down_proj" in adapted
     # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.
     num_norms = 2 if model.norm_placement == "both" else 1
-    of_mlp = hidden * any(name != "down_proj" for name in in_mlp) + inner * has_down
-    of_attention = hidden * any(name not in ("o_proj", "out_proj") for name in in_attention)
+    normed = hidden * (not is_lean or model.norm_placement == "after")
+    # The experts' rows are kept all the same.
+    of_mlp = (hidden if model.has_experts else normed) * any(name != "down_proj" for name in in_mlp)
+    of_mlp += inner * (has_down and not is_lean)
+    of_attention = normed * any(name not in ("o_proj", "out_proj") for name in in_attention)
     if model.adapter.dropout:  # instead, each adapter keeps an input of its own, and which values that has: bytes
         own = {
             "o_proj": model.num_attention_heads * model.head_width_of(block),
@@ -106,7 +121,7 @@ def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWid
     if model.has_experts and in_mlp:  # an expert's rows are its own; a token has as many as experts that it meets
         num_met = model.num_experts_per_tok + model.num_shared_experts
         of_mlp += hidden * (num_met - 1) * any(name != "down_proj" for name in in_mlp)
-    of_mlp += inner * (3 + _of_limit(model))
+    of_mlp += inner * (3 + _of_limit(model) - is_lean * (_num_made_again(model) - 1))
     above = hidden * num_norms + of_mlp + model.adapter.rank * len(in_mlp) * num_met + _of_routing(model)
     below = hidden * num_norms + of_attention + model.adapter.rank * len(in_attention)
     mixing = _of_mixing(model, block, keeps_output=bool({"o_proj", "out_proj"} & {*adapted}))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a reader of a plan need not load what made it
     from headway.daemon.plan.stage_memory import MemoryParts
 
 _COMPUTED_AGAIN: Final = {
+    "elementwise": ", norms and products of the MLP computed again",
     "attention": ", attention computed again",
     "block": ", blocks computed again",
 }
@@ -28,7 +29,7 @@ class StageEstimate:
     device: str
     """`cuda:0`"""
     recompute: str
-    """What the backward computes again: none, attention, block."""
+    """What the backward computes again: none, elementwise, attention, block."""
     share: float
     """Share of the batch's microbatches."""
     batch_seconds: float

@@ -352,24 +352,24 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model, index)
     num_used = num_matrix - _num_idle(model)
     tokens, size = _tokens(train), element_bytes(train)
-    widths = block_widths(model, train, block=index)
+    plain, widths = (block_widths(model, train, block=index, recompute=each) for each in ("none", recompute))
     is_linear = model.type_of(index) == "linear_attention"
     attention, kept, passing = _sequence_costs(model, train, index)
-    again = tokens * attention if is_linear else 0.0  # the rule is always computed again
-    whole = kept = tokens * size * widths.kept + kept
-    of_rule = passing if is_linear else 0
-    above, of_mlp = tokens * size * widths.kept_above, tokens * size * widths.passing
+    of_rule, again = (passing, tokens * attention) if is_linear else (0, 0.0)  # the rule is always computed again
+    whole, kept = tokens * size * plain.kept + kept, tokens * size * widths.kept + kept
+    above, of_input = tokens * size * widths.kept_above, tokens * size * model.hidden_size
+    made_again = plain.kept_above - widths.kept_above  # by 10 operations each, and there at the MLP's fullest moment
+    of_mlp, again = tokens * size * (plain.passing + made_again), again + 10.0 * tokens * made_again
     if recompute == "attention" or is_linear:
         # Before they are computed again, the backward of the block's other half has freed what that kept.
         passing -= above
     if recompute == "block":
-        kept, again = tokens * size * model.hidden_size, again + tokens * (2.0 * num_used + attention)
-        of_mlp += whole - kept
+        kept, again = of_input, again + tokens * (2.0 * num_used + attention)
+        of_mlp, passing = of_mlp + whole - kept, passing + whole - kept
     elif recompute == "attention":
-        # The block's input stays, and all from attention's output on.
-        kept = tokens * size * model.hidden_size + above
-        num_attention = sum(rows * columns for rows, columns in of_attention)
-        again += tokens * (2.0 * num_attention + attention)
+        kept = of_input + above  # all from attention's output on
+        passing += whole - tokens * size * plain.kept_above - of_input
+        again += tokens * (2.0 * sum(rows * columns for rows, columns in of_attention) + attention)
     trained, others, num_adapter = shapes, vectors, 0
     if model.has_adapter:
         trained, others = _adapter_shapes(model, index), []
@@ -386,7 +386,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         matrices=trained,
         recomputed_flops=again,
         activation_bytes=kept,
-        passing_bytes=max(passing + whole - kept, of_mlp, 0) + _dequantized_bytes(spec, shapes),
+        passing_bytes=max(passing, of_mlp, 0) + _dequantized_bytes(spec, shapes),
     )
 
 

@@ -9,6 +9,7 @@ Layers are built on the meta device: they are the formula, and the weights come 
 """
 
 import pkgutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -20,11 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import adapt
-from headway.stages.model.experts import Mixture
+from headway.stages.model.experts import Expert, Mixture
 from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.positions import DocumentRows, added_mask, query_scales, rotary_table
+from headway.stages.model.recomputation import through, through_product
 from headway.stages.plugin_names import PluginError, imported, told_by
-from headway.stages.spec import BLOCKS, ModelSpec, RopeSpec
+from headway.stages.spec import BLOCKS, ModelSpec, Recompute, RopeSpec
 
 # Attention with a sink: one learned logit of each head takes part in the softmax, for a value of zero.
 #
@@ -219,6 +221,16 @@ class Block(nn.Module):
             self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"))
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
+        self.recomputes_elementwise = False
+        """Whether it computes again what the norms before attention and the MLP return, and the MLP's product."""
+
+    def compute_again(self, recompute: Recompute) -> None:
+        """Say what the backward computes again of what is inside the block."""
+        self.recomputes_attention = recompute == "attention"
+        self.recomputes_elementwise = recompute in ("elementwise", "attention")
+        for part in self.mlp.modules():
+            if isinstance(part, SwiGlu | Expert):
+                part.recomputes_product = self.recomputes_elementwise
 
     def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
         if self.recomputes_attention:
@@ -227,7 +239,7 @@ class Block(nn.Module):
         else:
             mixed = self._attention(hidden, documents)
         hidden = self._added(hidden, mixed)
-        hidden = self._added(hidden, self._normed(self.mlp(self._normed(hidden, 2)), 3))
+        hidden = self._added(hidden, self._normed(self._through_norm(self.mlp, hidden, 2), 3))
         if not hasattr(self, "layer_scalar"):
             return hidden
         scaled: Tensor = _TimesConstant.apply(hidden, self.layer_scalar)  # type: ignore[no-untyped-call]
@@ -237,10 +249,19 @@ class Block(nn.Module):
         return hidden + (branch if self.residual_multiplier == 1.0 else branch * self.residual_multiplier)
 
     def _attention(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor:
-        normed = self._normed(hidden, 0)
-        if hasattr(self, "linear_attn"):
-            return self._normed(self.linear_attn(normed, documents and documents.positions), 1)
-        return self._normed(self.self_attn(normed, documents), 1)
+        def mixed(normed: Tensor) -> Tensor:
+            if hasattr(self, "linear_attn"):
+                return self.linear_attn(normed, documents and documents.positions)  # type: ignore[no-any-return]
+            return self.self_attn(normed, documents)  # type: ignore[no-any-return]
+
+        # What is computed again as a whole has its norm inside.
+        normed = mixed(self._normed(hidden, 0)) if self.recomputes_attention else self._through_norm(mixed, hidden, 0)
+        return self._normed(normed, 1)
+
+    def _through_norm(self, compute: Callable[[Tensor], Tensor], hidden: Tensor, place: int) -> Tensor:
+        if self.recomputes_elementwise and self.norms[place]:
+            return through(compute, hidden, getattr(self, self.norms[place]))
+        return compute(self._normed(hidden, place))
 
     def _normed(self, values: Tensor, place: int) -> Tensor:
         name = self.norms[place]
@@ -444,12 +465,20 @@ class SwiGlu(nn.Module):
             self.up_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
         self.down_proj = _linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
         self.activation = spec.hidden_act
+        self.recomputes_product = False
 
     def forward(self, hidden: Tensor) -> Tensor:
         if hasattr(self, "gate_up_proj"):
             gate, up = self.gate_up_proj(hidden).chunk(2, -1)
-            return self.down_proj(self._activated(gate) * up)  # type: ignore[no-any-return]
-        return self.down_proj(self._activated(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+            activated = self._activated(gate)
+        else:
+            gate = self.gate_proj(hidden)
+            activated = self._activated(gate)
+            up = self.up_proj(hidden)
+        if not self.recomputes_product:
+            return self.down_proj(activated * up)  # type: ignore[no-any-return]
+        kept = gate.detach()
+        return through_product(self.down_proj, activated, up, lambda: self._activated(kept))
 
     def _activated(self, gate: Tensor) -> Tensor:
         return functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")

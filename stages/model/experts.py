@@ -5,7 +5,7 @@ results are added at their old places. Two losses of the router, and the load th
 where the block is: no frame carries them, and no cut changes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headway.stages.model.recomputation import through_product
 from headway.stages.spec import ModelSpec, TrainSpec
 
 
@@ -45,13 +46,20 @@ class Expert(nn.Module):
         self.up_proj = ExpertLinear(spec.hidden_size, intermediate_size, bias=spec.expert_bias)
         self.down_proj = ExpertLinear(intermediate_size, spec.hidden_size, bias=spec.expert_bias)
         self.limit, self.alpha = spec.swiglu_limit, spec.swiglu_alpha
+        self.recomputes_product = False
 
     def forward(self, rows: Tensor) -> Tensor:
         gate, up = self.gate_proj(rows), self.up_proj(rows)
         if not self.limit:
-            return self.down_proj(functional.silu(gate) * up)  # type: ignore[no-any-return]
+            kept = gate.detach()
+            return self._down(functional.silu(gate), up, lambda: functional.silu(kept))
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return self.down_proj((up + 1) * (gate * torch.sigmoid(gate * self.alpha)))  # type: ignore[no-any-return]
+        return self._down(up + 1, gate * torch.sigmoid(gate * self.alpha), None)
+
+    def _down(self, left: Tensor, right: Tensor, make_left: Callable[[], Tensor] | None) -> Tensor:
+        if self.recomputes_product:
+            return through_product(self.down_proj, left, right, make_left)
+        return self.down_proj(left * right)  # type: ignore[no-any-return]
 
 
 class Router(nn.Module):

@@ -2,8 +2,8 @@
 
 A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
 backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. With
-`attention` the graph stays one, and attention is computed again inside it. The place of a graph's cut changes no bit:
-the gradient of a piece's input is that of the output of the piece above it.
+`elementwise` and `attention` the graph stays one, and a part is computed again inside it. The place of a graph's cut
+changes no bit: the gradient of a piece's input is that of the output of the piece above it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,10 +96,9 @@ class StageGraph:
         )
         assert train.recompute != "auto", "the plan chooses what a stage computes again"
         self._recomputes = train.recompute != "none"
-        if train.recompute == "attention":
-            for module in (*self._modules[0], *self._modules[1]):
-                if isinstance(module, Block):
-                    module.recomputes_attention = True
+        for module in (*self._modules[0], *self._modules[1]):
+            if isinstance(module, Block):
+                module.compute_again(train.recompute)
         if train.compile:
             for module in (*self._modules[0], *self._modules[1]):
                 compile_layer(module)

@@ -84,9 +84,11 @@ async def test_bfloat16_jobs_have_the_bits_of_the_plain_loop_too(
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 
-@pytest.mark.parametrize("part", ["block", pytest.param("attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "part", ["block", *(pytest.param(part, marks=pytest.mark.slow) for part in ("elementwise", "attention"))]
+)
 async def test_computing_again_changes_no_bit(cluster: LocalCluster, oracle: Oracle, tmp_path: Path, part: str) -> None:
-    """A job that computes blocks, or attention, again, on three nodes → the reference, which keeps every graph."""
+    """A job that computes blocks, or a part of them, again, on three nodes → the reference, which keeps every graph."""
     plain = small_job("kept")
     spec = small_job(f"again-{part}", recompute=part)
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=3), oracle(plain))

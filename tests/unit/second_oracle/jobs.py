@@ -158,6 +158,7 @@ swiglu_alpha = 1.702
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
+    "recompute elementwise": job_file('recompute = "elementwise"'),
     "adapters": "[adapter]\nrank = 3\nalpha = 7.0\n" + job_file(),
     "adapters of two matrices, AdamW, bfloat16, chunks": "[adapter]\nrank = 2\nrslora = true\n"
     'targets = ["q_proj", "down_proj"]\n'
@@ -382,7 +383,7 @@ CUT = (
     "smollm3_separate_documents",
 )
 """Jobs that a pipeline computes too, in a stage for each layer."""
-SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
+SAME_BITS = {"recompute": "defaults", "recompute elementwise": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
 """A job that has the bits of another one. No others have."""
 CODED_CUTS = ("block.1", "head")
 """Where a job's codec rounds, if it has one."""

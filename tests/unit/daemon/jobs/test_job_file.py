@@ -285,9 +285,13 @@ REFUSED = {
         NAMED + '[train]\nrecompute = "attention"\ncompile = true',
         "train.recompute: compiled blocks are computed again as a whole; set it to block, or compile to false",
     ),
+    "norms of compiled blocks": (
+        NAMED + '[train]\nrecompute = "elementwise"\ncompile = true',
+        "train.recompute: compiled blocks are computed again as a whole; set it to block, or compile to false",
+    ),
     "recomputation of a kind that there is not": (
         NAMED + '[train]\nrecompute = "blocks"',
-        "train.recompute: 'blocks' is not one of auto, none, attention, block; did you mean `block`?",
+        "train.recompute: 'blocks' is not one of auto, none, elementwise, attention, block; did you mean `block`?",
     ),
     "lossy wire": (
         NAMED + '[train]\nwire = "int8"\nexactness = "required"',

@@ -122,6 +122,9 @@ JOBS = {
     "pairs-windows-tied": job(model=adapted(replace(WINDOWS, tie_word_embeddings=True), alpha=4.0), **PAIRS),
     # mixtures of experts
     "experts-groups": job(BIASED, DOTS, **GROUPS, **ROUTED, clip_norm=0.05),
+    "elementwise-again": job(recompute="elementwise", reduction_groups=2),
+    "elementwise-again-1f1b-bfloat16": job(ADAMW, schedule="1f1b", dtype="bfloat16", recompute="elementwise"),
+    "experts-elementwise-again": job(BIASED, DOTS, recompute="elementwise", dtype="bfloat16", **ROUTED),
     "experts-recomputed": job(BIASED, DOTS, recompute="block", **ROUTED),
     "experts-1f1b-bfloat16": job(model=MIXTRAL, schedule="1f1b", dtype="bfloat16", loss_chunk=5, **ROUTED),
     "experts-tied-attention": job(
