@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import counted
 from headway.daemon.jobs.job import JobSpec
-from headway.optim.spec import GroupSpec
 from headway.stages.data.source_choice import held_out_rows
 from headway.stages.spec import AUTO, TrainSpec
 
@@ -153,18 +152,15 @@ _SYNC: Final = "train.sync_batches"
 _BETAS: Final = "optim.rest.betas"
 OF_THE_DELAY: Final = (_SYNC, _BETAS)
 """Keys whose defaults take most of a delay's price away."""
-MATRICES: Final = "optim.matrices.name"
-LEFT_OUT: Final = (_WARMUP, MATRICES, *OF_THE_DELAY)
+LEFT_OUT: Final = (_WARMUP, *OF_THE_DELAY)
 """Keys whose values are computed where a file leaves them out."""
 BESIDE_MUON: Final = (0.98, 0.98)
 """Betas of AdamW beside matrices that are orthogonalised: docs/delay.md compares them with others."""
-OF_ADAPTERS: Final = GroupSpec(name="lionmuon", lr=1e-2)
-"""Optimizer of adapters: docs/delay.md compares it with others."""
 
 
 def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None = None) -> JobSpec:
     """Return the job with what its file leaves out: the warm-up and the batches without delay, which are shares of its
-    length, the betas of AdamW beside Muon, and the optimizer of adapters.
+    length, and the betas of AdamW beside Muon.
 
     named: the keys of its file; None: all. Raises ConfigError for a warm-up without an end, for more batches without
     delay than there are, and for a schedule whose end is unknown, beyond the job or followed by nothing.
@@ -176,8 +172,6 @@ def with_schedule(spec: JobSpec, source: str, *, named: Collection[str] | None =
     if named is not None and _WARMUP not in named:
         length = min(optim.schedule_batches or batches, batches)
         optim = replace(optim, warmup_batches=round(optim.warmup_share * length))
-    if named is not None and MATRICES not in named and spec.model.has_adapter:
-        optim = replace(optim, matrices=OF_ADAPTERS)
     train = spec.train
     if named is not None and _SYNC not in named and train.schedule in ("2bw", AUTO):
         train = replace(train, sync_batches=round(train.sync_share * batches))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.jobs.data_choices import MATRICES, OF_THE_DELAY
+from headway.daemon.jobs.data_choices import OF_THE_DELAY
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.attention_kernels import FASTEST_FIRST, Kernel, KernelDevice, computes_bfloat16, why_not
 from headway.stages.spec import AUTO, ModelSpec, TrainSpec
@@ -83,8 +83,6 @@ def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> 
     if spec.train.compile:  # compiled blocks are not computed again in part
         del chosen[RECOMPUTE]
     filled_in = _filled_in(spec, named, chosen)
-    if MATRICES not in named and origin.model.has_adapter:
-        filled_in = replace(filled_in, optim=replace(filled_in.optim, matrices=origin.optim.matrices))
     if spec.train.schedule != AUTO:
         return filled_in
     keys = ("train.schedule",) if origin.train.delay else ("train.schedule", "train.sync_batches")

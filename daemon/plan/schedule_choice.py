@@ -20,16 +20,17 @@ from headway.stages.spec import AUTO, ScheduleName
 CHOICES: Final[tuple[ScheduleName, ...]] = ("1f1b", "2bw")
 """Of two that are equally fast the first one is chosen: it has no delay."""
 MORE_BATCHES: Final = {
-    "adamw": (3.0, 1.6, 1.5),
-    "mars": (3.0, 1.6, 1.5),
-    "lion": (2.0, 2.0, 1.5),
-    "soap": (1.35, 1.15, 1.1),
+    "adamw": (3.0, 1.6, 1.6),
+    "mars": (3.0, 1.6, 1.6),
+    "lion": (2.0, 2.0, 2.0),
+    "soap": (1.35, 1.15, 1.15),
 }
 """Batches of 2bw over those of 1f1b until the same loss, by the optimizer of the matrices: with the bare delay, with
-Error Feedback, and with a start without a delay too. What docs/delay.md has measured in 1,000 batches of small models.
+Error Feedback, and with a start without a delay too. Estimated from the gaps after 1,000 batches of a small model that
+docs/delay.md has, and from how its loss falls with the batches.
 """
 _MORE_BATCHES: Final = (1.2, 1.1, 1.06)
-"""Of Muon, and of those that are not named there."""
+"""Of Muon, of those that are not named there, and of all that train on from given weights."""
 START_SHARE: Final = 0.05
 """A shorter start is as good as none."""
 SHORT_BATCHES: Final = 600
@@ -38,12 +39,13 @@ MORE_IN_SHORT_RUNS: Final = 1.3
 
 
 def more_batches(spec: JobSpec) -> float:
-    """Return the batches of 2bw over those of 1f1b until the same loss, as they were measured."""
-    bare, corrected, started = MORE_BATCHES.get(spec.optim.matrices.name, _MORE_BATCHES)
+    """Return the batches of 2bw over those of 1f1b until the same loss, as docs/delay.md lets expect."""
+    is_tuned = bool(spec.origin.url)
+    known = _MORE_BATCHES if is_tuned else MORE_BATCHES.get(spec.optim.matrices.name, _MORE_BATCHES)
+    bare, corrected, started = known
     has_start = spec.train.sync_batches >= START_SHARE * spec.train.batches
     more = bare if not spec.optim.error_feedback else started if has_start else corrected
-    is_short = spec.train.batches < SHORT_BATCHES and not spec.origin.url
-    return more * MORE_IN_SHORT_RUNS if is_short else more
+    return more if is_tuned or spec.train.batches >= SHORT_BATCHES else more * MORE_IN_SHORT_RUNS
 
 
 def seconds_until(spec: JobSpec, seconds: Mapping[ScheduleName, float]) -> dict[ScheduleName, float]:

@@ -31,9 +31,8 @@ from headway.daemon.cluster.format import encode, to_builtins
 from headway.daemon.cluster.lineage import sealed
 from headway.daemon.cluster.records import CheckpointRecord
 from headway.daemon.cluster.state_key import JOURNAL
-from headway.daemon.jobs.changed_keys import Changes, changes, job_text
-from headway.daemon.jobs.data_choices import OF_ADAPTERS, continued_schedule, with_schedule
-from headway.daemon.jobs.device_defaults import with_those_of
+from headway.daemon.jobs.changed_keys import Changes, changes
+from headway.daemon.jobs.data_choices import continued_schedule, with_schedule
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.spec import AfterEnd, GroupSpec
 from headway.stages.state.file_digest import FileDigest
@@ -387,22 +386,6 @@ def test_the_betas_of_adamw_beside_muon(
     spec = replace(SPEC, optim=optim)
     found = with_schedule(spec, "job.toml", named=named).optim
     assert (found.matrices, found.rest) == (spec.optim.matrices, replace(spec.optim.rest, betas=betas))
-
-
-@pytest.mark.parametrize(
-    ("rank", "named", "chosen"),
-    [(8, (), OF_ADAPTERS), (8, ("optim.matrices.name",), GroupSpec(name="muon")), (0, (), GroupSpec(name="muon"))],
-)
-def test_the_optimizer_of_adapters(rank: int, named: tuple[str, ...], chosen: GroupSpec) -> None:
-    """Where a file leaves it out; a job that continues another one has the other's, and a job's file names its own."""
-    model = replace(SPEC.model, adapter=replace(SPEC.model.adapter, rank=rank))
-    spec = replace(SPEC, model=model, optim=replace(SPEC.optim, matrices=GroupSpec(name="muon")))
-    found = with_schedule(spec, "job.toml", named=named)
-    assert found.optim.matrices == chosen
-    before = replace(spec, optim=replace(spec.optim, matrices=GroupSpec(name="adamw", lr=1e-4)))
-    continued = with_those_of(spec, before, named=named)
-    assert (continued.optim.matrices == before.optim.matrices) is (bool(rank) and not named)
-    assert f'optim.matrices.name = "{chosen.name}"' in job_text(found)
 
 
 @pytest.mark.parametrize(

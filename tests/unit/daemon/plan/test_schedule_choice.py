@@ -69,9 +69,9 @@ def test_each_remedy_saves_batches(matrices: str) -> None:
         origin = dataclasses.replace(JOB.origin, url=url)
         return more_batches(dataclasses.replace(JOB, optim=optim, train=train, origin=origin))
 
-    assert more(0.0, 100) == more(0.0, 0) >= more(1.0, 0) > more(1.0, 100) > 1
+    assert more(0.0, 100) == more(0.0, 0) >= more(1.0, 0) >= more(1.0, 100) > 1
     assert more(1.0, 10) == more(1.0, 0)
-    assert more(1.0, 40, batches=400) > more(1.0, 40, batches=400, url="model") == more(1.0, 100)
+    assert more(1.0, 40, batches=400) > more(1.0, 100) >= more(1.0, 40, batches=400, url="model") > 1
 
 
 def test_both_are_chosen_somewhere() -> None:
