@@ -38,6 +38,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        Operations.now = None
+
     def __torch_dispatch__(
         self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
     ) -> object:
@@ -129,11 +133,11 @@ def counted(recompute: Recompute) -> tuple[Operations, Operations]:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "most_backward", "most_bytes"), [("none", 37, 3.3e9), ("elementwise", 41, 3.9e9)]
+    ("recompute", "most_backward", "most_bytes"), [("none", 35, 3.2e9), ("elementwise", 39, 3.8e9)]
 )
 def test_a_block_launches_and_moves_no_more(recompute: Recompute, most_backward: int, most_bytes: float) -> None:
-    """20 launches forward and 37 backward, 3.3 GB beside the products; with two norms, a silu and a product again 41
-    and 3.9 GB.
+    """20 launches forward and 35 backward, 3.2 GB beside the products; with two norms, a silu and a product again 39
+    and 3.8 GB.
     """
     forward, backward = counted(recompute)
     assert (forward.num_products, backward.num_products) == (7, 14)
@@ -152,7 +156,7 @@ def test_what_is_made_again_moves_as_many_bytes_as_the_planner_says() -> None:
     assert again - plain == pytest.approx(predicted, rel=0.2)
 
 
-@pytest.mark.parametrize(("recompute", "most_mib"), [("none", 600), ("elementwise", 360)])
+@pytest.mark.parametrize(("recompute", "most_mib"), [("none", 577), ("elementwise", 337)])
 def test_a_block_keeps_what_the_planner_counts(recompute: Recompute, most_mib: int) -> None:
     """8,192 tokens in bfloat16: at most so many MiB until the backward, and the planner's number to a fiftieth."""
     made, hidden = block(recompute)
