@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from delay import held_out_loss
 from lines.wan_line import Line
 from lines.wan_plan import advice
 from lines.wan_sites import WanRun, sites
+from rigs.held_out import held_out_loss
 from rigs.measure import machine, progress, versions
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 from wan import MICROBATCH_SIZE, MODEL, NUM_SETTLING, SLEEPS
