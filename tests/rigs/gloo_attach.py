@@ -1,5 +1,6 @@
 """An attachment by gloo, between two workers in host memory: what NCCL does between two cards, for real."""
 
+import itertools
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -77,14 +78,21 @@ class HostMemory:
         return torch.empty(shape, dtype=dtype)
 
 
+_NUMBERS = itertools.count()
+
+
 class GlooAttach:
     """An `Attach` that takes every tensor."""
 
     def __init__(self) -> None:
-        self.card = f"host memory {id(self)} of {os.getpid()}"
         self.side_stream = HostMemory
         self.num_opened = 0
         self.stuck: list[str] = []
+
+    @property
+    def card(self) -> str:
+        """See `Attach`. Two ends that share this object ask once each."""
+        return f"host memory {next(_NUMBERS)} of {os.getpid()}"
 
     def takes(self, tensor: Tensor) -> bool:  # noqa: ARG002
         """See `Attach`."""
