@@ -8,20 +8,24 @@ processes, and between two sites an emulated line. Every operation there compute
 its fixed time is over. A batch has the same work in every cell, and the same rows. What binds both: the losses of every
 cell's batches are the bits of the plain loop with that m. Between two m only rounding differs.
 
-A loss is what a whole training ends at: warm-up over a tenth of its batches, then a cosine to a tenth of the rate, held
-out, after W_B. Somebody who trains for so many batches has it then. 1f1b has trainings of several lengths, whose losses
-are the targets, and 2bw has some that are as long and longer; between two of them the loss falls in a line with the
-logarithm of the batches. Each schedule has the best of three rates, by the first seed.
+A loss is what a whole training ends at: warm-up over a tenth of its batches, then a cosine to a tenth of the rate; of
+W_B, on rows that no training has drawn. Somebody who trains for so many batches has it then. 1f1b has trainings of
+several lengths, whose losses are the targets, and 2bw has some that are as long and longer; between two of them the
+loss falls in a line with the logarithm of the batches. Each schedule has the best of three rates, by the first seed and
+the middle length; it is told if that is the highest or the lowest one.
+
+`--out DIR` keeps trainings and seconds in DIR, and an interrupted run goes on there.
 
 2bw has Error Feedback and, as is a job's default, no delay in a tenth of its batches, which take the seconds of 1f1b.
 
 p8_m32_two: 1f1b over 2bw: seconds of both until the last target, at 8 stages, m = 32, on two sites. There gpipe is
 timed too: it has the losses of 1f1b and hides a line better. more batches: those of 2bw over those of 1f1b until a
 target. auto: what `schedule = "auto"` chooses for a job of as many batches and the seconds of the cell.
-Intervals are over seeds; the seconds of a batch are one run's.
+Intervals are over seeds, Student's t; the seconds of a batch are one run's.
 """
 
 import argparse
+import math
 import multiprocessing
 import os
 import statistics
@@ -30,18 +34,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product, repeat
 from pathlib import Path
-from typing import TypeVar
 
 from lines.wan_line import Line
 from lines.wan_plan import advice
 from lines.wan_sites import Resumed, WanRun, sites
 from rigs.emulated_stage import SleepTimes
 from rigs.held_out import held_out_loss
-from rigs.loss_targets import SYNC_SHARE, Ends, Paced, Runs, Target
+from rigs.kept import Kept
+from rigs.loss_targets import SYNC_SHARE, Ends, Paced, Runs, Target, over_seeds
 from rigs.measure import Figure, progress, report
 from rigs.paced_stage import PacedGraph
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
@@ -53,6 +57,7 @@ from headway.daemon.plan.schedule_choice import seconds_until
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
+from headway.stages.errors import NonFiniteLossError
 from headway.stages.schedule.operations import Update
 from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 from headway.stages.stage.content import MicrobatchSource
@@ -175,7 +180,11 @@ def plain_losses(spec: JobSpec, data: str) -> list[float]:
 def end(spec: JobSpec, data: str) -> float:
     """Return the held-out loss of a training, by the single-process loop."""
     tokens = TokenShards.open(Path(data))
-    loss = held_out_loss(spec, reference(spec, tokens, on_batch=lambda _: None), tokens)
+    try:
+        weights = reference(spec, tokens, on_batch=lambda _: None)
+    except NonFiniteLossError:
+        return math.inf
+    loss = held_out_loss(spec, weights, tokens, beyond=round(max(TARGETS) * max(LONGER)))
     progress(f"{spec.train.schedule}, {spec.train.batches} batches, rate {spec.optim.matrices.lr:g}, {loss:.4f}")
     return loss
 
@@ -265,32 +274,40 @@ class Trained:
         return {batches: target for batches, target in found.items() if target}
 
 
-def trained(targets: Sequence[int], seeds: Sequence[int], ms: Sequence[int], data: str) -> Trained:
+Key = tuple[ScheduleName, float, int, int]
+"""A training: schedule, factor of the rates, seed, batches."""
+
+
+def ends_of(keys: Sequence[Key], pool: ProcessPoolExecutor, data: str, kept: Kept) -> dict[Key, float]:
+    """Return what trainings end at."""
+    names = {key: f"{key[0]}, rates × {key[1]:g}, seed {key[2]}, {key[3]} batches" for key in keys}
+    missing = [key for key in keys if names[key] not in kept.found]
+    jobs = [job(key[0], PLAIN_M, factor=key[1], seed=key[2], batches=key[3]) for key in missing]
+    for key, loss in zip(missing, pool.map(end, jobs, repeat(data)), strict=True):
+        kept.keep(names[key], loss)
+    return {key: kept.found[name] for key, name in names.items()}
+
+
+def trained(targets: Sequence[int], seeds: Sequence[int], ms: Sequence[int], data: str, kept: Kept) -> Trained:
     """Train. Raises RuntimeError: with some m the first losses are farther from those of PLAIN_M than rounding."""
     schedules: tuple[ScheduleName, ...] = ("1f1b", "2bw")
     lengths: dict[ScheduleName, list[int]] = {
         "1f1b": [*targets],
         "2bw": sorted({round(longer * each) for each in targets for longer in LONGER}),
     }
+    middle = targets[len(targets) // 2]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-
-        def every(jobs: Mapping[Key, JobSpec], of: Callable[[JobSpec, str], Value]) -> dict[Key, Value]:
-            return dict(zip(jobs, pool.map(of, jobs.values(), repeat(data)), strict=True))
-
-        middle = targets[len(targets) // 2]
-        tuning = every(
-            {(each, f): job(each, PLAIN_M, batches=middle, factor=f) for each, f in product(schedules, FACTORS)}, end
-        )
-        factors = {each: min((tuning[each, f], f) for f in FACTORS)[1] for each in schedules}
-        whole = every(
-            {
-                (each, seed, batches): job(each, PLAIN_M, batches=batches, seed=seed, factor=factors[each])
-                for each, seed in product(schedules, seeds)
-                for batches in lengths[each]
-            },
-            end,
-        )
-        plain = every({(each, m): paced_job(each, m) for each, m in product(schedules, {PLAIN_M, *ms})}, plain_losses)
+        tuning = ends_of([(each, f, seeds[0], middle) for each, f in product(schedules, FACTORS)], pool, data, kept)
+        factors = {each: min((tuning[each, f, seeds[0], middle], f) for f in FACTORS)[1] for each in schedules}
+        keys = [(each, factors[each], seed, n) for each, seed in product(schedules, seeds) for n in lengths[each]]
+        whole = ends_of(keys, pool, data, kept)
+        jobs = {(each, m): paced_job(each, m) for each, m in product(schedules, {PLAIN_M, *ms})}
+        plain = dict(zip(jobs, pool.map(plain_losses, jobs.values(), repeat(data)), strict=True))
+    for schedule, factor in factors.items():
+        if factor in (FACTORS[0], FACTORS[-1]):
+            progress(
+                f"{schedule}: the best rate is the {'lowest' if factor == FACTORS[0] else 'highest'} that was tried"
+            )
     for (schedule, m), losses in plain.items():
         apart = max(abs(one - other) for one, other in zip(losses, plain[schedule, PLAIN_M], strict=True))
         if apart > ROUNDING:
@@ -298,13 +315,9 @@ def trained(targets: Sequence[int], seeds: Sequence[int], ms: Sequence[int], dat
                 f"{schedule}: m = {m} and m = {PLAIN_M} are {apart:.2g} nats apart; this is not rounding"
             )
     synced, delayed = (
-        [{batches: whole[each, seed, batches] for batches in lengths[each]} for seed in seeds] for each in schedules
+        [{n: whole[each, factors[each], seed, n] for n in lengths[each]} for seed in seeds] for each in schedules
     )
     return Trained(synced, delayed, factors, plain)
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 def told_cell(cell: Cell, runs: Runs, targets: Mapping[int, Target]) -> dict[str, object]:
@@ -340,7 +353,7 @@ def tell(found: Trained, runs: Mapping[Cell, Runs]) -> int:
     figures |= {f"more batches: {batches}": target.more_batches() for batches, target in targets.items()}
     for batches in found.synced[0]:
         pairs = zip(found.delayed, found.synced, strict=True)
-        figures[f"nats over 1f1b: {batches}"] = Figure.of([late[batches] - fresh[batches] for late, fresh in pairs])
+        figures[f"nats over 1f1b: {batches}"] = over_seeds([late[batches] - fresh[batches] for late, fresh in pairs])
     extra: dict[str, object] = {
         "cells": table,
         "factors": found.factors,
@@ -354,20 +367,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within a minute: p = 2 and 4, m = p, one site, one seed")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also keep what was measured here, and go on with it")
     options = parser.parse_args()
     targets, seeds = (QUICK_TARGETS, 1) if options.quick else (TARGETS, options.seeds)
     cells = cells_of(is_quick=options.quick)
     runs: dict[Cell, Runs] = {}
+    trainings, paces = (Kept(options.out and options.out / name) for name in ("trainings.jsonl", "paces.jsonl"))
     with tempfile.TemporaryDirectory() as folder:
         data = str(builtin_corpus(Path(folder)))
-        found = trained(targets, range(1, seeds + 1), sorted({cell.microbatches for cell in cells}), data)
+        found = trained(targets, range(1, seeds + 1), sorted({cell.microbatches for cell in cells}), data, trainings)
         if sys.platform == "linux" and os.geteuid() == 0:
             # What else this machine does is to set no pace. The stages' processes inherit it.
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         bench = Bench(QUICK_BATCH_S if options.quick else BATCH_S, data, found.plain)
         for cell in cells:
-            with processes_of(cell) as processes:
-                runs[cell] = {each: bench.paced(cell, each, processes) for each in cell.schedules}
+            missing = [each for each in cell.schedules if f"{cell.name}, {each}" not in paces.found]
+            if missing:
+                with processes_of(cell) as processes:
+                    for each in missing:
+                        paces.keep(f"{cell.name}, {each}", asdict(bench.paced(cell, each, processes)))
+            runs[cell] = {each: Paced(**paces.found[f"{cell.name}, {each}"]) for each in cell.schedules}
     return tell(found, runs)
 
 

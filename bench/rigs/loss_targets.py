@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from headway.daemon.study.study_results import estimate
 from headway.stages.spec import ScheduleName
 from rigs.measure import Figure
 
@@ -32,16 +33,18 @@ class Paced:
         return ([0.0, *self.ends])[min(num_batches, known)] + max(0, num_batches - known) * self.batch_s
 
 
-def batches_until(ends: Ends, loss: float) -> float | None:
+def batches_until(ends: Ends, loss: float) -> float:
     """Return the batches of a training that ends at a loss, between those that were made: a line in the logarithm of
-    the batches. None: none of them ends so low, or all do.
+    the batches. Infinite: none of them ends so low; the shortest one's: all do.
     """
     made = sorted(ends.items())
+    if made[0][1] <= loss:
+        return made[0][0]
     for (fewer, high), (more, low) in pairwise(made):
-        if low <= loss <= high:
-            share = (high - loss) / (high - low) if high > low else 0.0
+        if low <= loss:
+            share = (high - loss) / (high - low)
             return math.exp(math.log(fewer) + share * (math.log(more) - math.log(fewer)))
-    return None
+    return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,7 @@ class Target:
         """The target; None: 2bw does not end there for some seed."""
         losses = [ends[batches] for ends in synced]
         found = [batches_until(ends, loss) for ends, loss in zip(delayed, losses, strict=True)]
-        reached = [each for each in found if each is not None]
-        return cls(batches, losses, reached) if len(reached) == len(losses) else None
+        return cls(batches, losses, found) if all(map(math.isfinite, found)) else None
 
     def seconds(self, runs: Runs) -> dict[ScheduleName, list[float]]:
         """Return the seconds of each seed by schedule. gpipe has the losses of 1f1b."""
@@ -77,8 +79,15 @@ class Target:
 
     def more_batches(self) -> Figure:
         """Return the batches of 2bw over those of 1f1b."""
-        return Figure.of([each / self.batches for each in self.delayed])
+        return over_seeds([each / self.batches for each in self.delayed])
 
 
 def _over(ones: Sequence[float], others: Sequence[float]) -> Figure:
-    return Figure.of([one / other for one, other in zip(ones, others, strict=True)])
+    return over_seeds([one / other for one, other in zip(ones, others, strict=True)])
+
+
+def over_seeds(values: Sequence[float]) -> Figure:
+    """Return the mean of a few seeds with its 90 % interval, Student's t; one seed has none."""
+    of = estimate(values)
+    half = 0.0 if math.isnan(of.half) else of.half
+    return Figure(of.mean, of.mean - half, of.mean + half, len(values))

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from rigs.loss_targets import Paced, Target, batches_until
+from rigs.loss_targets import Paced, Target, batches_until, over_seeds
 
 from headway.stages.spec import ScheduleName
 
@@ -22,8 +22,15 @@ def test_a_run_goes_on_with_steady_batches() -> None:
 def test_between_two_trainings_the_loss_falls_with_the_logarithm_of_the_batches() -> None:
     assert batches_until(ends(0.5), 4.5) == pytest.approx(200)
     assert batches_until(ends(0.5), 4.25) == pytest.approx(200 * math.sqrt(2))
-    assert batches_until(ends(0.5), 3.4) is None
-    assert batches_until(ends(0.5), 5.1) is None
+    assert batches_until(ends(0.5), 3.4) == math.inf
+    assert batches_until(ends(0.5), 5.1) == 100
+
+
+def test_seeds_have_students_interval() -> None:
+    figure = over_seeds([1.0, 2.0, 3.0])
+    assert (figure.median, figure.num_samples) == (2.0, 3)
+    assert figure.high - 2 == 2 - figure.low == pytest.approx(2.92 / math.sqrt(3))
+    assert over_seeds([1.0]).high == 1.0
 
 
 def test_a_target_is_what_1f1b_ends_at_and_each_seed_has_its_own() -> None:
