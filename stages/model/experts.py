@@ -5,8 +5,9 @@ results are added at their old places. Two losses of the router, and the load th
 where the block is: no frame carries them, and no cut changes them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,15 +52,16 @@ class Expert(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         gate, up = self.gate_proj(rows), self.up_proj(rows)
         if not self.limit:
-            kept = gate.detach()
-            return self._down(functional.silu(gate), up, lambda: functional.silu(kept))
+            return self._down(functional.silu(gate), up, gate)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return self._down(up + 1, gate * torch.sigmoid(gate * self.alpha), None)
 
-    def _down(self, left: Tensor, right: Tensor, make_left: Callable[[], Tensor] | None) -> Tensor:
-        if self.recomputes_product:
-            return through_product(self.down_proj, left, right, make_left)
-        return self.down_proj(left * right)  # type: ignore[no-any-return]
+    def _down(self, left: Tensor, right: Tensor, gate: Tensor | None) -> Tensor:
+        """gate: what left is the silu of; None: left is kept."""
+        if not self.recomputes_product:
+            return self.down_proj(left * right)  # type: ignore[no-any-return]
+        make_left = None if gate is None else partial(functional.silu, gate.detach())
+        return through_product(self.down_proj, left, right, make_left)
 
 
 class Router(nn.Module):
