@@ -54,7 +54,9 @@ class PlanPreview:
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
     filled_in: str = ""
     """Keys that the job leaves to the cards, with their values."""
-    schedule: str = ""
+    schedule: str
+    """The job's, or the one that was chosen."""
+    schedule_reason: str = ""
     """Which schedule was chosen, and why; empty: the job names one."""
     epochs: int = 0
     """Number of epochs that the job names; 0: its file says `batches`."""
@@ -98,7 +100,7 @@ class PlanPreview:
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
-        left_out += [self.schedule] if self.schedule else []
+        left_out += [self.schedule_reason] if self.schedule_reason else []
         facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
         facts += [*link_sentences(self.link_kinds), *spares, others[-1]]
         return [*lines, "", *(line for fact in facts for line in fitted([fact], width))]
@@ -197,7 +199,7 @@ def preview(
     """
     devices = [device for node in nodes for device in node.devices]
     given, spec = spec, for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
-    spec, schedule = with_chosen_schedule(spec, nodes, links=links)
+    spec, why = with_chosen_schedule(spec, nodes, links=links)
     plan = make_plan(spec, nodes, links=links)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
@@ -212,7 +214,8 @@ def preview(
         hides_links=distance.is_hidden or not distance.is_far,
         spare_devices=_spare_devices(plan, nodes),
         filled_in=what_was_filled_in(given, spec),
-        schedule=schedule,
+        schedule=spec.train.schedule,
+        schedule_reason=why,
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
         sync_batches=spec.train.sync_batches,

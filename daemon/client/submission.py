@@ -244,6 +244,8 @@ class SubmitReport(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": 
     """Number of batches that it begins after; 0: it begins from the beginning."""
     origin: str
     """Job of the checkpoint that it begins with, `from` in JSON; empty: there is none."""
+    schedule: str
+    """The job's, or the one that was chosen for these nodes."""
     unprotected: str
     """Why a failure would lose batches; empty: it would not."""
     changed: list[str]
@@ -272,6 +274,7 @@ class Submitted:
             job=self.spec.job.name,
             boundary=manifest.checkpoint.boundary if manifest is not None else 0,
             origin=manifest.job if manifest is not None else "",
+            schedule=self.spec.train.schedule,
             unprotected=self.unprotected,
             changed=[*self.changes.of_recurrence, *self.changes.others],
             sent=self.sent,

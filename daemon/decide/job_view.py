@@ -223,7 +223,7 @@ class JobView:
 
     def fold(self, place: RecordPlace, record: Any, *, create_revision: int, is_new: bool, now: float) -> None:
         """Fold in one record of the job; None: its key is gone. is_new: no record of the job was known before."""
-        phase_before, stop_before, plan_before = self.phase, self.stop, self.plan
+        phase_before, stop_before, plan_before, progress_before = self.phase, self.stop, self.plan, self.progress
         if place.leaf in _SINGLE:
             name_of_field, absent = _SINGLE[place.leaf]
             setattr(self, name_of_field, record if record is not None else absent())
@@ -242,6 +242,9 @@ class JobView:
         elif place.leaf == "state" and self.stop is not None:
             self.state_changed_at = now
         elif place.leaf == "progress" and self.progress is not None:
+            fresh = self.spec.train.sync_batches if self.spec is not None else 0
+            if progress_before is not None and progress_before.batch < fresh <= self.progress.batch:
+                self.promises = replace(self.promises, paces=())  # those of batches without delay, which are slower
             self.promises = self.promises.progressed(self.progress.generation, self.progress.tokens_per_second)
         if self.phase.phase is not phase_before.phase or self.phase.generation != phase_before.generation:
             # A recovery is not a start: the time slice counts from the first batch since the job waited.

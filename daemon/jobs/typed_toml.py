@@ -34,6 +34,10 @@ OTHER_WORDS: Final = {
     "lora": "adapter",
     "peft": "adapter",
     "r": "rank",
+    "layers": "num_hidden_layers",
+    "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "num_heads": "num_attention_heads",
 }
 """Words that people write for a name that is not the nearest by letters."""
 

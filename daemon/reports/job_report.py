@@ -95,7 +95,9 @@ def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"
 WORTH_TELLING = 8
-"""Batches of a plan from which on its pace says when the job ends: before that, the pipe fills."""
+"""Batches of a plan, and of those with a delay, from which on its pace says when the job ends: before that, the pipe
+fills, or drains after each batch.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class JobReport:
     """What the planner promised of the plan in force; None: it did not know."""
     seconds_left: float | None
     """Time to the last batch; evaluations may end the job before it. None: not known, also while the plan in force has
-    done fewer than WORTH_TELLING batches.
+    done fewer than WORTH_TELLING batches, or fewer of those with a delay.
     """
     exact: bool | None
     exact_reason: str
@@ -207,6 +209,8 @@ class JobReport:
     """Dtypes, kernels and what is deterministic, in a sentence."""
     data: str = ""
     """Several data sources with their shares; empty: there is one."""
+    schedule: str = ""
+    """`2bw`, `1f1b` or `gpipe`: of `auto` the one that was chosen."""
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -215,9 +219,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     assert spec is not None, "a job without its spec is not shown"
     phase, progress, plan = job.phase, job.progress, job.plan
     batch = _newest_batch(job)
-    told, rate, left = plan or job.next, _rate(job), None
-    if plan is not None and batch is not None and batch - plan.boundary >= WORTH_TELLING and rate:
-        left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
+    told, rate = plan or job.next, _rate(job)
     is_exact, exact_reason = _exactness(job)
     safety = report_safety(job, nodes, batch=batch)
     evaluation = progress.evaluations[-1] if progress and progress.evaluations else None
@@ -242,11 +244,12 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         stopped_early_at=_early_end(job),
         tokens_per_second=rate,
         predicted_tokens_per_second=_promise(job, spec),
-        seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
+        seconds_left=_seconds_left(job, spec, batch, rate),
         exact=is_exact,
         exact_reason=exact_reason,
         arithmetic=arithmetic_settings(spec),
         data=shares_text(spec.data),
+        schedule=spec.train.schedule,
         plan_reason=told.reason if told else "",
         layers=spec.layers,
         stages=_stages(job, plan),
@@ -268,6 +271,17 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         user=job.user,
         priority=job.priority,
     )
+
+
+def _seconds_left(job: JobView, spec: JobSpec, batch: int | None, rate: float | None) -> float | None:
+    """Return the time to the last batch at this rate; None: it says nothing of the rest yet."""
+    if job.phase.phase is Phase.FINISHED:
+        return 0.0
+    if job.plan is None or batch is None or not rate:
+        return None
+    if batch - max(job.plan.boundary, spec.train.sync_batches) < WORTH_TELLING:
+        return None
+    return max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
 
 
 def _promise(job: JobView, spec: JobSpec) -> float | None:

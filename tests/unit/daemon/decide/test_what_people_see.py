@@ -9,7 +9,7 @@ from headway.daemon.cluster.cluster_records import UsageRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProgressRecord
-from headway.daemon.cluster.records import Desired, Phase, SpecRecord
+from headway.daemon.cluster.records import Desired, Phase, PlanRecord, SpecRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.waiting import queue
@@ -54,6 +54,25 @@ def test_only_a_cross_entropy_has_a_perplexity(loss: str, told: str) -> None:
     assert losses_and_rate(report_job(job, {}))[1] == f"held-out loss {told} at batch 8"
     ended = replace(job, progress=replace(progress, evaluations=((8, 3.0),), final_eval_loss=2.0))
     assert losses_and_rate(report_job(ended, {}))[1] == f"held-out loss {told} after the last update"
+
+
+def test_the_time_that_is_left_is_told_by_batches_with_a_delay_alone() -> None:
+    """100 of 200 batches have none, and take twice as long: until 108 are done nobody knows what the others take."""
+    spec = small_spec("one", batches=200).with_values({"train.sync_batches": 100})
+    view = ClusterView()
+    view.apply(Keys.of("one", "spec"), encode(SpecRecord(spec=spec)), mod_revision=1, create_revision=1)
+    left: dict[int, float | None] = {}
+    for batch in range(80, 120, 4):
+        rate = spec.train.tokens_per_batch * (0.5 if batch < 100 else 1.0)
+        plan = PlanRecord(generation=1, timeline=1)
+        progress = ProgressRecord(generation=1, batch=batch, loss=2.0, tokens_per_second=rate)
+        for leaf, record in (("plan", plan), ("progress", progress)):
+            view.apply(Keys.of("one", leaf), encode(record), mod_revision=batch, create_revision=1)
+        report = report_job(view.jobs["one"], {})
+        left[batch] = report.seconds_left
+    assert [batch for batch, seconds in left.items() if seconds is None] == [80, 84, 88, 92, 96, 100, 104]
+    assert left[108] == pytest.approx(200 - 109)
+    assert report.schedule == "2bw"
 
 
 def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ REFUSED = {
     "adapter without a rank": (NAMED + "[adapter]\nalpha = 16", "job.toml:adapter.rank: is missing: without it all"),
     "adapter of rank 0": (NAMED + "[adapter]\nrank = 0\nalpha = 8", "adapter.rank: is 0, so there is no adapter"),
     "PEFT's name of the rank": (NAMED + "[adapter]\nr = 8", "adapter.r: unknown key; did you mean `rank`?"),
+    "layers of a model": (NAMED + "[model]\nlayers = 2", "unknown key; did you mean `num_hidden_layers`?"),
     "PEFT's name of alpha": (NAMED + "[adapter]\nrank = 8\nlora_alpha = 8", "unknown key; did you mean `alpha`?"),
     "PEFT's name of all matrices": (
         NAMED + '[adapter]\nrank = 8\ntargets = ["all-linear"]',

@@ -86,7 +86,8 @@ def test_both_are_chosen_somewhere() -> None:
 def test_a_plan_says_why_and_what_does_not_fit_is_said() -> None:
     """The sentence is one of the plan's facts; without a plan the job waits for nodes under the default."""
     told, _ = preview(JOB, equal_nodes(2))
-    assert told.schedule in told.lines
+    assert told.schedule_reason in told.lines
+    assert told.schedule_reason.startswith(f"Schedule: {told.schedule}. ")
     chosen, why = with_chosen_schedule(JOB, equal_nodes(2, memory_bytes=1 << 20))
     assert (chosen.train.schedule, why) == ("2bw", "Schedule: 2bw, because no plan fits these nodes.")
 
