@@ -79,11 +79,11 @@ def prepare(
         return as_json_text({"out": str(out), **table_of(prepared)})
     for line in lines_of(out, prepared):
         say(line)
-    if options.pack:
-        usual = TrainSpec(sequence_length=options.pack, epochs=1, eval_every=1 if options.validation else 0)
-        with suppress(DataError, OSError):  # the data is whole
-            if few := few_rows(usual, out, prepared.index):
-                warn(f"with a job's default microbatches {few}")
+    length = options.pack or TrainSpec().sequence_length
+    usual = TrainSpec(sequence_length=length, epochs=1, eval_every=1 if options.validation else 0)
+    with suppress(DataError, OSError):  # the data is whole
+        if few := few_rows(usual, out, prepared.index):
+            warn(f"with a job's default microbatches {few}")
     if not options.has_chats:
         return None
     _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)

@@ -28,7 +28,7 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.outlook import as_fast_as_their_like
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import OF_THE_DELAY, continued_schedule
-from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
+from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_optimizers_of, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
@@ -228,6 +228,7 @@ def read_draft(
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         if named is not None:
+            spec = with_optimizers_of(spec, manifest.spec, named=named)
             spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN, OF_THE_DELAY)
         checkpoint_folder.check_fits(spec, manifest, str(source))
         spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))

@@ -89,6 +89,16 @@ def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> 
     return filled_in.with_values({key: origin.value_of(key) for key in keys})
 
 
+def with_optimizers_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
+    """Return the job with each optimizer of which its file says nothing as in the job that it continues, whose state it
+    takes over. A plug-in has to be named, with its wheel.
+    """
+    keys = ("optim.matrices", "optim.rest", "optim.error_feedback")
+    left_out = [key for key in keys if not any(name == key or name.startswith(f"{key}.") for name in named)]
+    known = {key: origin.value_of(key) for key in left_out}
+    return spec.with_values({key: value for key, value in known.items() if not getattr(value, "is_plugin", False)})
+
+
 def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, object]) -> JobSpec:
     values = {key: value for key, value in chosen.items() if key not in named}
     if not spec.optim.matrices.kind.newton_schulz:

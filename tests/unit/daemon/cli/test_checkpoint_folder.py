@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from headway.daemon.client.checkpoint_folder import (
     list_checkpoints,
     read_checkpoint,
 )
+from headway.daemon.client.submission import read_draft
 from headway.daemon.cluster.format import encode, to_builtins
 from headway.daemon.cluster.lineage import sealed
 from headway.daemon.cluster.records import CheckpointRecord
@@ -67,6 +69,28 @@ def test_the_newest_manifest_is_taken_wherever_it_lies(tmp_path: Path) -> None:
         found = read_checkpoint(str(place))
         assert (found.checkpoint.boundary, found.checkpoint.url, found.generation) == (40, str(newest), 7)
         assert found.spec == SPEC
+
+
+@pytest.mark.parametrize(
+    ("text", "matrices", "rest"),
+    [
+        ("", ("adamw", 1e-4), ("lion", 2e-4)),
+        ("[optim.rest]\nname = 'lion'\nlr = 5e-4\n", ("adamw", 1e-4), ("lion", 5e-4)),
+    ],
+)
+def test_a_job_that_says_nothing_of_an_optimizer_goes_on_with_the_checkpoints(
+    text: str, matrices: tuple[str, float], rest: tuple[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is that of the checkpoint, as are the betas; one of which the file names a key is the file's."""
+    groups = GroupSpec(name="adamw", lr=1e-4), GroupSpec(name="lion", lr=2e-4)
+    optim = replace(SPEC.optim, matrices=groups[0], rest=groups[1], error_feedback=0.0)
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", replace(SPEC, optim=optim))
+    write(tmp_path / "demo" / "first", 90)
+    job = tmp_path / "next.toml"
+    job.write_text(f"[job]\nname = 'next'\n[train]\nbatches = 300\n{text}")
+    found = read_draft(job, checkpoint=str(tmp_path / "demo"), are_changes_meant=True).spec.optim
+    assert [(group.name, group.lr) for group in (found.matrices, found.rest)] == [matrices, rest]
+    assert found.error_feedback == 0
 
 
 def test_a_checkpoint_without_a_manifest_is_incomplete(tmp_path: Path) -> None:

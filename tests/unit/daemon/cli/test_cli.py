@@ -578,6 +578,15 @@ def test_a_path_that_is_no_utf8_is_escaped(tmp_path: Path, headway: Headway) -> 
     assert (code, json.loads(said)["out"]) == (0, out)
 
 
+@pytest.mark.parametrize("options", [(), ("--pack", "512")])
+def test_texts_that_make_few_batches_are_told_of(headway: Headway, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As a stream too, by the sequences of a job that says nothing."""
+    (tmp_path / "in.txt").write_text("a short text " * 500)
+    code, _, err = headway("data", "prepare", str(tmp_path / "in.txt"), *options, "--out", str(tmp_path / "out"))
+    rows = "50 rows of 128 tokens: 2 batches" if not options else "13 rows of 512 tokens: 1 batch"
+    assert (code, rows in err) == (0, True), err
+
+
 def test_a_plan_without_a_cluster_is_for_this_machine(
     headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
