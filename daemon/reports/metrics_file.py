@@ -74,10 +74,10 @@ class Gaps:
 
     def before(self, row: HistoryRow) -> str:
         """Return a sentence on what is missing before a row; empty: nothing is."""
-        first = -(-self.due // self.every) * self.every
+        first, last = -(-self.due // self.every) * self.every, (row.batch - 1) // self.every * self.every
         self.due = max(row.batch + 1, self.due)
-        lost = f"the rows of batches {first} to {row.batch - 1} are lost: a part of the journal is gone or damaged"
-        return lost if first < row.batch else ""
+        which = f"row of batch {first} is" if first == last else f"rows of batches {first} to {last} are"
+        return f"the {which} lost: a part of the journal is gone or damaged" if first <= last else ""
 
 
 def rates(spec: JobSpec) -> Callable[[int], float]:

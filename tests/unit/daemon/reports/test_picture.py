@@ -261,13 +261,13 @@ def test_the_telling_rows_of_a_stretch_have_its_extremes() -> None:
 def test_rows_that_are_lost_are_told() -> None:
     """Batches 20 to 49 have none: told once, also where every tenth is asked for; evaluated ones between are no gap."""
     there = [row for row in rows(100) if not 20 <= row.batch < 50]
-    for every, first in ((1, 20), (10, 20), (7, 21)):
+    for every, first, last in ((1, 20, 49), (10, 20, 40), (7, 21, 49)):
         gaps = Gaps(every=every)
         told = [gaps.before(row) for row in there if row.batch % every == 0 or row.batch % 20 == 5]
-        due = -(-50 // every) * every
-        assert [text.partition(" are lost")[0] for text in told if text] == [
-            f"the rows of batches {first} to {due - 1}"
-        ]
+        assert [text.partition(" are lost")[0] for text in told if text] == [f"the rows of batches {first} to {last}"]
+    gaps = Gaps(every=100)
+    [alone] = filter(None, map(gaps.before, (row for row in rows(301) if row.batch in (0, 200, 300))))
+    assert alone.startswith("the row of batch 100 is lost: ")
     job = job_view(100)
     assert picture_of(job, {}, there, now_s=0.0, lost_rows="x").lost_rows == "x"
 
