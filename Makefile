@@ -93,7 +93,7 @@ prometheus: setup
 	@which prometheus promtool >/dev/null || { echo "apt-get install prometheus brings prometheus and promtool" >&2; exit 1; }
 	$(BIN)/python -m pytest -v tests/integration/cli/test_prometheus.py tests/integration/cli/test_metrics.py
 
-# A study of docs/delay.md, in pieces: interrupted, it goes on where it was. STUDY=delay-quick is ten minutes of it.
+# A study of docs/delay.md, in pieces: interrupted, it goes on where it was. STUDY=delay-quick is two minutes of it.
 STUDY ?= delay
 OF_STUDY := build/study-data $(if $(filter finetune,$(STUDY)),build/pretrained build/tuning-data)
 study: $(OF_STUDY)
