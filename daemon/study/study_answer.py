@@ -8,7 +8,7 @@ import msgspec
 
 from headway.daemon.reports.pipeline_picture import check_drawing
 from headway.daemon.study.study_plot import draw_study
-from headway.daemon.study.study_results import markdown, table
+from headway.daemon.study.study_results import edge_note, markdown, table
 from headway.daemon.study.study_run import JOBS_NAME, RESULTS_NAME, losses_of, open_study, run_study
 
 PLOT_NAME = "study.png"
@@ -34,4 +34,5 @@ def answer(path: Path, out: Path, *, processes: int, progress: IO[str] | None, a
         if len(study.rates) > 1 or not found:
             found += [title, "", *markdown(lines), ""]
     of = f"{len(study.seeds)} seeds, paired, 90 % intervals" if len(study.seeds) > 1 else "one seed"
-    return [*found, of, f"{out / PLOT_NAME}, {out / RESULTS_NAME}; {out / JOBS_NAME}: the job of each training"]
+    found += [of, *edge_note(table(study, losses, own_rates=True))]
+    return [*found, f"{out / PLOT_NAME}, {out / RESULTS_NAME}; {out / JOBS_NAME}: the job of each training"]

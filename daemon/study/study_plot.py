@@ -37,11 +37,14 @@ def draw_study(study: Study, rows: Mapping[Cell, Row], path: Path) -> None:
 
 
 def _draw_rates(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: str) -> None:
-    losses = losses_of(rows)
+    losses, factors = losses_of(rows), set[float]()
     for treatment, colour in zip(study.treatments, _COLOURS * len(study.treatments), strict=False):
         of_rate = tried(study, losses, optimizer, treatment)
+        factors |= of_rate.keys()
         axes.plot([*of_rate], [*of_rate.values()], "o-", color=colour, label=_text(treatment))
     axes.set(title=_text(optimizer), xlabel="factor of the rates", ylabel="held-out loss, nats", xscale="log")
+    axes.set_xticks([*factors], labels=[f"{factor:g}" for factor in factors])
+    axes.set_xticks([], minor=True)
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -57,6 +60,7 @@ def _draw_curves(axes: Any, study: Study, rows: Mapping[Cell, Row], optimizer: s
     axes.set(
         title=f"{_text(optimizer)}, rates × {factor:g}", xlabel="batch", ylabel="training loss, nats", xscale="log"
     )
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -41,6 +41,8 @@ class Line:
     treatment: str
     factor: float
     """Of the rates."""
+    is_at_edge: bool
+    """Whether the study has no lower, or no higher factor: a better one may lie beyond."""
     loss: float
     """Mean of the seeds."""
     gap: Estimate
@@ -105,6 +107,7 @@ def table(study: Study, losses: Losses, *, own_rates: bool = False) -> list[Line
                     optimizer=optimizer,
                     treatment=treatment,
                     factor=at[treatment],
+                    is_at_edge=len(study.rates) > 1 and at[treatment] in (study.rates[0], study.rates[-1]),
                     loss=mean_of(ends[treatment]),
                     gap=estimate(gaps[treatment]),
                     recovered=_recovered(study, gaps, treatment),
@@ -146,6 +149,12 @@ def markdown(lines: Iterable[Line]) -> list[str]:
         loss = loss if math.isfinite(line.loss) else "diverged"
         found.append(f"| {line.optimizer} | {line.treatment} | {line.factor:g} | {loss} | {gap} | {share} |")
     return found
+
+
+def edge_note(lines: Iterable[Line]) -> list[str]:
+    """Return a line that names what ends lowest at the edge of the rates; none: nothing does."""
+    found = [f"{line.optimizer}, {line.treatment} (× {line.factor:g})" for line in lines if line.is_at_edge]
+    return [f"lowest at the edge of study.rates, so better ones may lie beyond: {'; '.join(found)}"] if found else []
 
 
 def _half(of: Estimate, form: str) -> str:

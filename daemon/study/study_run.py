@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from hashlib import sha256
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -27,13 +28,13 @@ import msgspec
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.terminal import bar, counted
 from headway.daemon.jobs.changed_keys import job_text, values_of
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSpec, OriginSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.plugins import import_plugins
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.daemon.local.reference_run import check_memory, errors_told, tokens_here
-from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_config import model_opener, read_parts
 from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.plan.schedule_choice import check_named
@@ -76,6 +77,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     curve: tuple[float, ...]
     """Training losses, thinned."""
     seconds: float
+    weights_sha256: str = ""
+    """Of the model's folder that it begins with; empty: its weights are random, or an earlier release wrote the row."""
 
     @property
     def cell(self) -> Cell:
@@ -86,10 +89,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def open_study(path: Path) -> Study:
     """Return the study of a file, its jobs as `submit` would have them on this machine's CPU. Raises ConfigError."""
     devices = find_devices("cpu", 0)
+    origins: dict[str, OriginSpec] = {}
+    """With the digests of their parts: each is read once."""
 
     def resolve(spec: JobSpec, named: frozenset[str]) -> JobSpec:
         wheel = (path.parent / Path(spec.plugins.wheel).expanduser()).resolve()
         spec = resolve_job(spec, job_file=path, devices=devices, cache_dir=default_cache_dir(), named=named)
+        if (key := repr((spec.origin, spec.model, spec.train.dtype))) not in origins:
+            origins[key] = read_parts(spec).origin
+        spec = replace(spec, origin=origins[key])
         return spec.with_values({"plugins.wheel": str(wheel)}) if spec.plugins.sha256 else spec
 
     study = read_study(path, open_model=model_opener(path.parent), resolve=resolve)
@@ -106,7 +114,7 @@ def run_study(
     that overwrites itself.
 
     Raises ConfigError: the folder is in use, or cannot be written to. Raises JobFailedError: a plug-in fails. Ctrl-C
-    loses the cells in progress alone.
+    loses the cells in progress alone, and is told.
     """
     with _results_file(out) as results:
         rows = read_results(out / RESULTS_NAME, study)
@@ -120,15 +128,20 @@ def run_study(
         left = max(study.most_cells - len(rows), len(todo))
         many = f"{counted(left, 'training')} at most, {processes} at a time, of {each_s:,.0f} s each"
         tell(f"{len(rows)} done; {many}: about {duration(left * each_s / processes)}")
-        with _Pool(processes, progress) as pool:
-            while todo:
-                for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
-                    rows[cell] = _row(cell, study.job(cell), losses, end, seconds, jobs=out / JOBS_NAME)
-                    with written(str(out)):
-                        results.write(msgspec.json.encode(rows[cell]) + b"\n")
-                        results.flush()
-                        write_job(out / JOBS_NAME, rows[cell])
-                todo = wanted(study, losses_of(rows))
+        try:
+            with _Pool(processes, progress) as pool:
+                while todo:
+                    for cell, (losses, end, seconds) in pool.trained({cell: study.job(cell) for cell in todo}):
+                        rows[cell] = _row(cell, study.job(cell), losses, end, seconds, jobs=out / JOBS_NAME)
+                        with written(str(out)):
+                            results.write(msgspec.json.encode(rows[cell]) + b"\n")
+                            results.flush()
+                            write_job(out / JOBS_NAME, rows[cell])
+                    todo = wanted(study, losses_of(rows))
+        except KeyboardInterrupt:
+            done = f"{counted(len(rows), 'training')} done ({out / RESULTS_NAME})"
+            tell(f"stopped with {done}; the same command goes on from there")
+            raise
     return rows
 
 
@@ -316,7 +329,14 @@ def _row(cell: Cell, spec: JobSpec, losses: Sequence[float], end: float | None, 
         losses_sha256=losses_sha256(losses),
         curve=thinned(losses),
         seconds=round(seconds, 1),
+        weights_sha256=_weights_sha256(spec),
     )
+
+
+def _weights_sha256(spec: JobSpec) -> str:
+    """Return one hash of the layers of a model's folder; empty: the job has none."""
+    parts = [f"{part.name} {part.checksum}" for part in spec.origin.parts if part.name in spec.layers]
+    return sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
 
 def is_job(row: Row, spec: JobSpec, *, jobs: Path) -> bool:
@@ -327,11 +347,13 @@ def is_job(row: Row, spec: JobSpec, *, jobs: Path) -> bool:
         was = parse_job(row.job, open_model=model_opener(jobs))
     except ConfigError:
         return False
-    return _compared(was) == _compared(spec)
+    return _compared(was) == _compared(spec) and row.weights_sha256 in ("", _weights_sha256(spec))
 
 
 def _compared(spec: JobSpec) -> dict[str, object]:
-    """Return what two jobs that train alike have in common. A model is known by its place, the rest by its contents."""
+    """Return what two jobs that train alike have in common. A model is known by its place too, the rest by its
+    contents alone.
+    """
     by_contents = ("data.source", "data.sources", "plugins.wheel")
     values = {key: value for key, value in values_of(spec).items() if key not in by_contents}
     return values | {"data.weights": spec.data.weights, "model.from": (spec.origin.url, spec.origin.adapter)}

@@ -1,12 +1,15 @@
 """A study's file, the cells that it asks for, and its tables."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.study.study_file import Cell, Study, parse_study
-from headway.daemon.study.study_results import best, estimate, markdown, table, tried, wanted
+from headway.daemon.study.study_plot import _draw_rates
+from headway.daemon.study.study_results import best, edge_note, estimate, markdown, table, tried, wanted
+from headway.daemon.study.study_run import Row
 
 TEXT = """
 job.name = "study"
@@ -115,6 +118,33 @@ def test_an_interval_is_students() -> None:
     assert estimate([1.0, 2.0, 3.0]).half == pytest.approx(1.6859, abs=1e-3)
     assert math.isnan(estimate([1.0]).half)
     assert not estimate([1.0, -0.5, 0.2]).excludes_0
+
+
+def test_a_best_rate_at_the_edge_of_those_that_are_tried_is_told() -> None:
+    """In the lines, and as one for people; among one rate there is no best."""
+    study = parse_study(TEXT)
+    losses, _ = completed(study, best_of={"delay": 0.3, "half EF": 3.0})
+    own = table(study, losses, own_rates=True)
+    assert [line.is_at_edge for line in own] == 2 * [False, True, True]
+    [told] = edge_note(own)
+    assert told.endswith("beyond: adamw, delay (× 0.3); adamw, half EF (× 3); muon, delay (× 0.3); muon, half EF (× 3)")
+    alone = parse_study(TEXT.replace("rates = [1, 3, 0.3]", ""))
+    assert edge_note(table(alone, completed(alone)[0])) == []
+
+
+def test_the_picture_has_the_rates_that_were_tried_as_plain_numbers() -> None:
+    """Under each optimizer, and no others: 3 and not 3 × 10⁰."""
+    from matplotlib.figure import Figure
+
+    study = parse_study(TEXT.replace("rates = [1, 3, 0.3]", "rates = [0.1, 0.3, 1, 3, 10]"))
+    losses, _ = completed(study)
+    rows = {
+        cell: Row(**asdict(cell), job="", loss=loss, losses_sha256="", curve=(), seconds=1)
+        for cell, loss in losses.items()
+    }
+    axes = Figure().subplots()
+    _draw_rates(axes, study, rows, "muon")
+    assert sorted(text.get_text() for text in axes.get_xticklabels(which="both")) == ["0.3", "1", "3"]
 
 
 def test_a_diverged_training_is_never_the_best() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.changed_keys import job_text
-from headway.daemon.jobs.job import JobSpec, OriginSpec
+from headway.daemon.jobs.job import JobSpec, OriginPart, OriginSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.study import study_run
 from headway.daemon.study.study_file import Cell, Study, parse_study
@@ -59,6 +59,41 @@ def test_a_result_of_other_adapters_shares_of_data_or_a_model_elsewhere_does_not
     for spec, other in zip((adapted, mixed, begun), others, strict=True):
         assert is_job(row(spec), spec, jobs=tmp_path)
         assert not is_job(row(spec), other, jobs=tmp_path)
+
+
+def test_a_result_of_weights_that_have_changed_under_their_path_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts are read once for the whole study. A row of an earlier release says nothing of them, and counts."""
+    given, num_read = "1", 0
+
+    def resolved(spec: JobSpec, **_: object) -> JobSpec:
+        return replace(spec, origin=OriginSpec(url="/model", job="a"))
+
+    def read_parts(spec: JobSpec) -> JobSpec:
+        nonlocal num_read
+        num_read += 1
+        parts = tuple(OriginPart(name=name, size_bytes=1, checksum=given) for name in spec.layers)
+        return replace(spec, origin=replace(spec.origin, parts=parts))
+
+    monkeypatch.setattr(study_run, "resolve_job", resolved)
+    monkeypatch.setattr(study_run, "read_parts", read_parts)
+    monkeypatch.setattr(study_run, "check_memory", lambda *_: None)
+    monkeypatch.setattr(study_run, "model_opener", lambda _: lambda folder, _: (OriginSpec(url=folder), ModelSpec()))
+    monkeypatch.setattr(study_run, "_compared", lambda spec: spec.job.name)
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY + "treatment.delay.train = {}\n")
+    cell = Cell(optimizer="muon", treatment="sync", factor=1.0, seed=0)
+    before = open_study(path).job(cell)
+    given = "2"
+    after = open_study(path).job(cell)
+    assert num_read == 2
+    row = study_run._row(cell, before, [], None, 0.0, jobs=tmp_path)
+    old = msgspec.structs.replace(row, weights_sha256="")
+    assert [is_job(each, spec, jobs=tmp_path) for each in (row, old) for spec in (before, after)] == [
+        *(True, False),
+        *(True, True),
+    ]
 
 
 def test_the_job_of_a_training_names_its_plug_ins_from_where_it_lies(
