@@ -26,7 +26,7 @@ from headway.daemon.decide.quarantine import listed
 from headway.daemon.plan.copy_places import num_copies
 
 NUM_KEPT: Final = 2
-"""Number of restorable boundaries that are kept."""
+"""Number of restorable boundaries that are kept, with an older one that is being copied to durable storage."""
 NUM_OLDEST: Final = 2
 NUM_NEWEST: Final = 4
 """Limits on boundaries that are not restorable yet. The oldest are kept because copies are made in that order, and
@@ -156,11 +156,14 @@ def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
     newest = age(safe[0]) if safe else (-1, -1)
     older = [place for place in complete if place not in safe and age(place) < newest]
     newer = [place for place in own if age(place) > newest]
-    keep = {*safe[:NUM_KEPT], *older[: max(NUM_KEPT - len(safe), 0)]}
+    due = due_checkpoint(job)
+    # One that is being copied is also one to go back to.
+    num_kept = NUM_KEPT - (due in complete and due not in safe[:NUM_KEPT] and age(due) < newest)
+    keep = {*safe[:num_kept], *older[: max(num_kept - len(safe), 0)]}
     keep |= _ends([place for place in newer if place in complete])
     keep |= _ends([place for place in newer if place not in complete])
     keep |= set(pinned(job))
-    if (due := due_checkpoint(job)) is not None:
+    if due is not None:
         keep.add(due)
     return frozenset(keep)
 

@@ -1,4 +1,8 @@
-"""What data sheets say of cards, by the names that their drivers give them. Pure."""
+"""What data sheets say of cards, by the names that their drivers give them. Pure.
+
+Compared on 2026-11-29 with NVIDIA's product brief of the H100 PCIe (PB-11133-001), and where its own pages were not at
+hand with sellers' and reviewers' tables of its data sheets.
+"""
 
 import re
 from typing import Final
@@ -8,10 +12,13 @@ _REACHED: Final = 0.85
 _GB_S: Final = (
     (r"GH200", 4000),
     (r"B[23]00", 8000),
-    (r"H200|H20\b", 4800),
+    (r"H200", 4800),
+    (r"H20\b", 4000),
     (r"H100.*PCIe", 2000),
+    (r"H100.*NVL", 3900),
     (r"H[18]00", 3350),
-    (r"A[18]00.*80GB", 1940),
+    (r"A[18]00.*80GB.*PCIe", 1935),
+    (r"A[18]00.*80GB", 2039),
     (r"A[18]00", 1555),
     (r"A30\b", 933),
     (r"A40\b", 696),
@@ -26,6 +33,7 @@ _GB_S: Final = (
     (r"RTX 5090", 1792),
     (r"RTX 5080", 960),
     (r"RTX 4090", 1008),
+    (r"RTX 4080 SUPER", 736),
     (r"RTX 4080", 717),
     (r"RTX 3090", 936),
 )

@@ -40,8 +40,9 @@ class StageEstimate:
     device_reserve_bytes: int
     """Memory of the device that no plan fills, beyond the limit."""
     host_bytes: int
+    """What the worker's machine keeps of the job's boundaries: of its workers' layers, and copies of others'."""
     host_limit_bytes: int
-    """Memory limit of the host; 0: not known, not limited."""
+    """What that machine has for it; 0: not known, not limited."""
     demand: float
     """Factor in `device_bytes` by which the job's measured peaks exceed the estimate."""
     num_parameters: int

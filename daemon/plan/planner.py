@@ -5,7 +5,7 @@ preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the pl
 wins, then the plan that leaves most layers in place, then the one whose nodes hold most of their layers' files.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.plan.connections import Links
 from headway.daemon.plan.devices import DeviceSlot, Kinds, natural
+from headway.daemon.plan.host_memory import HostWidths, kept_by, rooms_of
 from headway.daemon.plan.paths import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.plan.plan_question import Conditions, PlanQuestion, ask
 from headway.daemon.plan.predicted_time import (
@@ -31,6 +32,7 @@ from headway.daemon.plan.predicted_time import (
 from headway.daemon.plan.profiles import Profiles
 from headway.daemon.plan.search import WORTH_A_STAGE, AtHome, Search
 from headway.daemon.plan.stage_costs import StageCosts
+from headway.daemon.plan.stage_memory import HOST_STATES
 from headway.stages.links.codec import Codec, is_rounding
 from headway.stages.spec import TrainSpec
 
@@ -141,7 +143,20 @@ class _Planner:
         return found or PlanRefused(reason=self._memory_arithmetic())
 
     def _best_along(self, slots: tuple[DeviceSlot, ...]) -> ClusterPlan | None:
-        """Return the best plan on some of the devices."""
+        """Return the best plan on some of the devices, whose machines have room for what they keep."""
+        widths = HostWidths(slots)
+        while True:
+            placed = self._best_within(widths.slots())
+            if not placed or not widths.narrow(kept_by(self._costs, placed)):
+                break
+        if not placed:
+            return None
+        costs = self._alone_costs if all(len(stage.workers) == 1 for stage in placed) else self._costs
+        question = self._question
+        return assemble(costs, placed, self._slots, question.history, was_rounded=question.was_rounded)
+
+    def _best_within(self, slots: tuple[DeviceSlot, ...]) -> tuple[PlacedStage, ...]:
+        """Return the stages of the best pipeline on some of the devices, each within its own memory; empty: none."""
         choices, is_limited = self._costs.slices.recomputes, self._costs.memory.is_limited
         plain = [self._costs]
         if is_limited and self._costs.num_groups > 1 and not self._spec.placement.replicas:
@@ -153,13 +168,10 @@ class _Planner:
             fixed = [costs.with_recompute(choice) for costs in plain for choice in choices]
         found = filter(None, (self._searched(costs, slots) for costs in (*plain, *fixed)))
         _, placed = min(found, key=itemgetter(0), default=(0.0, ()))
-        if not placed:
-            return None
+        if not placed or not fixed:
+            return placed
         costs = self._alone_costs if all(len(stage.workers) == 1 for stage in placed) else self._costs
-        if fixed:
-            placed = with_best_recompute(costs, placed)
-        question = self._question
-        return assemble(costs, placed, self._slots, question.history, was_rounded=question.was_rounded)
+        return with_best_recompute(costs, placed)
 
     def _searched(
         self, costs: StageCosts, slots: tuple[DeviceSlot, ...]
@@ -199,15 +211,17 @@ class _Planner:
         largest = max(range(costs.num_layers), key=lambda layer: (self._alone(layer, layer + 1), -layer))
         whole = self._alone(0, costs.num_layers)
         limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
-        hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
+        hosts = rooms_of(self._slots)
         kept = self._kept(0, costs.num_layers)
         kept_of_one = max(self._kept(layer, layer + 1) for layer in range(costs.num_layers))
         of_hosts = (
             f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their host memory, and "
         )
-        if len(hosts) == len(self._slots) and (kept > sum(hosts) or kept_of_one > max(hosts)):
-            there = f"{size(sum(hosts))} together for that, {size(max(hosts))} the largest part of a device"
-            return f"{of_hosts}{_named(self._hosts())} {there}{self._layer_folders()}"
+        together, most = sum(hosts.values()), max(hosts.values(), default=0)
+        all_limited = hosts.keys() == {slot.machine for slot in self._slots}
+        if all_limited and (kept > together or kept_of_one > most):
+            there = f"{size(together)} together for that, {size(most)} the largest"
+            return f"{of_hosts}{_named(self._hosts())} {there}{self._layer_folders()}{self._fewer_states()}"
         if hosts and (not limits or self._fits_without_hosts(self._hosts())):
             few = self._hosts() if len(self._hosts()) <= MOST_NAMED else []
             if short := [name for name in few if self._fits_without_hosts([name])]:
@@ -238,10 +252,22 @@ class _Planner:
         number = self._costs.slices.slice_of[first, end]
         return int(min(self._costs.memory.host_bytes(slot)[number] for slot in self._slots))
 
+    def _fewer_states(self) -> str:
+        """Return which settings of the job would keep less, and how much they would; empty: none."""
+        memory, number = self._costs.memory, self._costs.slices.slice_of[0, self._costs.num_layers]
+        if not memory.takes_snapshots:
+            return ""
+        state, is_pinned = int(memory.state_bytes[number]), any(slot.device.kind == "cuda" for slot in self._slots)
+        fewer = [("copies = 1", memory.num_states + is_pinned)] if memory.num_copies > 1 else []
+        fewer.append(("snapshot_every = 0", HOST_STATES))
+        told = [f"{setting} keeps {size(states * state)}" for setting, states in fewer]
+        return f"; under [fault], {' and '.join(told)}"
+
     def _layer_folders(self) -> str:
         """Return the folders of layer files that have less room than their nodes' memory; empty: none has."""
         named = {slot.layer_folder: slot for slot in self._slots if slot.layer_folder}
-        told = [f"{folder} of {slot.node} has {size(slot.host_memory_bytes)}" for folder, slot in named.items()]
+        rooms = rooms_of(self._slots)
+        told = [f"{folder} of {slot.node} has {size(rooms[slot.machine])}" for folder, slot in named.items()]
         more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
         advice = "more room there, or another store_dir, would help"
         return f": {', '.join(told[:MOST_NAMED])}{more}; {advice}" if told else ""
@@ -321,8 +347,9 @@ def assemble(
     """
     times = PredictedTime(costs, placed)
     depths = depths_within_memory(costs, placed, times)
+    hosts = kept_by(costs, placed), rooms_of(slots)
     estimates = tuple(
-        _estimate(costs, placed, times, depths, index, position)
+        _estimate(costs, placed, times, depths, hosts, index, position)
         for index, stage in enumerate(placed)
         for position in range(len(stage.workers))
     )
@@ -355,9 +382,11 @@ def _estimate(
     placed: Sequence[PlacedStage],
     times: PredictedTime,
     depths: Sequence[int],
+    hosts: tuple[Mapping[str, int], Mapping[str, int]],
     index: int,
     position: int,
 ) -> StageEstimate:
+    """hosts: the bytes that each machine keeps, and for which it has room."""
     stage, worker = placed[index], placed[index].workers[position]
     slot, number, num_replicas = worker.slot, costs.slices.slice_number(stage.span, stage.recompute), len(stage.workers)
     device_bytes = device_bytes_of(costs, stage, worker, depths[index])
@@ -386,8 +415,8 @@ def _estimate(
         device_bytes=needed_bytes,
         device_limit_bytes=slot.limit_bytes,
         device_reserve_bytes=slot.device.reserve_bytes,
-        host_bytes=int(costs.memory.host_bytes(slot)[costs.slices.slice_of[stage.span]]),
-        host_limit_bytes=slot.host_memory_bytes,
+        host_bytes=hosts[0].get(slot.machine, 0),
+        host_limit_bytes=hosts[1].get(slot.machine, 0),
         demand=slot.demand,
         num_parameters=sum(count * cost.num_parameters for count, cost in costs.slices.in_slice(number)),
         memory=replace(parts, beyond=needed_bytes - sum(astuple(parts))),

@@ -129,15 +129,9 @@ OPEN_SUMS_IN_TURN: Final = 2
 """Gradient sums of a stage in a plan without replicas: the total, and that of the group that is under way."""
 
 
-def num_host_states(fault: FaultSpec, num_copies: int) -> int:
-    """Return for how many boundary states of its layers a node's memory must have room.
-
-    num_copies: nodes that hold each layer. A node beside others also keeps theirs. A node alone has all states of its
-    layers at once, so that one more counts if newer boundaries come while one is copied to the checkpoint folder.
-    """
-    if not fault.snapshot_every:
-        return HOST_STATES
-    return HOST_STATES_WITH_SNAPSHOTS * num_copies + (num_copies == 1 and fault.checkpoint_every > 0)
+def num_host_states(fault: FaultSpec) -> int:
+    """Return how many boundary states of a layer a node that holds it must have room for."""
+    return HOST_STATES_WITH_SNAPSHOTS if fault.snapshot_every else HOST_STATES
 
 
 class StageMemory:
@@ -184,10 +178,13 @@ class StageMemory:
         freed = self._backward_bytes + self._passing_bytes - self.relief_bytes
         self.update_bytes: Floats = np.maximum(slices.most(lambda cost: cost.moment_bytes) - freed, 0.0)
         """Bytes that an update takes above the most that a backward does."""
-        state_bytes = slices.total(lambda cost: cost.state_bytes)
-        has_snapshots = spec.fault.snapshot_every > 0
-        self._host_bytes = num_host_states(spec.fault, num_copies or spec.fault.copies) * state_bytes
-        self._host_bytes_of_card = self._host_bytes + state_bytes * has_snapshots
+        self.state_bytes = slices.total(lambda cost: cost.state_bytes)
+        """Bytes of one boundary state. [num slices]"""
+        self.takes_snapshots = spec.fault.snapshot_every > 0
+        self.num_copies = (num_copies or spec.fault.copies) if self.takes_snapshots else 1
+        """Nodes that hold each layer while the job runs."""
+        self.num_states = num_host_states(spec.fault)
+        """Boundary states that each of them has."""
         self._num_ends = slices.total(lambda cost: kind_of_layer(cost.name) in ("embed", "head"))
         self.shared_bytes = slices.total(lambda cost: cost.shared_bytes)
         """Bytes of Newton–Schulz's results of a batch, which replicas that share its update hold. [num slices]
@@ -269,10 +266,12 @@ class StageMemory:
         )
 
     def host_bytes(self, slot: DeviceSlot) -> Floats:
-        """Return the bytes that a slice takes on the host: boundary states and, beside a card, the pinned copy from
-        which a snapshot is written. [num slices]
+        """Return the bytes that a slice takes on hosts: boundary states of all its copies and, beside a card, the
+        pinned copy from which a snapshot is written. [num slices]
         """
-        return self._host_bytes_of_card if slot.device.kind == "cuda" else self._host_bytes
+        is_pinned = self.takes_snapshots and slot.device.kind == "cuda"
+        found: Floats = (self.num_states * self.num_copies + is_pinned) * self.state_bytes
+        return found
 
     def _device_bytes(
         self, num_groups: int | Counts, num_replicas: int, held: int | Counts, *, is_shared: bool

@@ -133,21 +133,19 @@ def test_impossible_memory_is_refused_with_the_arithmetic() -> None:
 
 
 def test_host_memory_counts_the_states_that_are_kept() -> None:
-    """A host without room for two boundary states is refused; snapshots need room for four, or three of each copy."""
+    """A host without room for two boundary states is refused; snapshots need room for three of each copy."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
     never = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=0))
     assert isinstance(make_plan(never, [node("a", host_bytes=state)]), PlanRefused)
-    assert isinstance(make_plan(never, [node("a", host_bytes=3 * state)]), ClusterPlan)
+    assert isinstance(make_plan(never, [node("a", host_bytes=2 * state)]), ClusterPlan)
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
-    assert isinstance(make_plan(often, [node("a", host_bytes=3 * state)]), PlanRefused)
-    assert planned(often, [node("a", host_bytes=4 * state)]).estimates[0].host_bytes == 4 * state
-    alone = replace(often, fault=FaultSpec(snapshot_every=5, checkpoint_every=0))
-    assert planned(alone, [node("a", host_bytes=3 * state)]).estimates[0].host_bytes == 3 * state
+    assert isinstance(make_plan(often, [node("a", host_bytes=3 * state - 1)]), PlanRefused)
+    assert planned(often, [node("a", host_bytes=3 * state)]).estimates[0].host_bytes == 3 * state
     busy = replace(node("b"), is_draining=True)
     for copies in (1, 2, 3):
         several = replace(often, fault=FaultSpec(snapshot_every=5, copies=copies))
         states = planned(several, [node("a", host_bytes=60 * state), busy]).estimates[0].host_bytes / state
-        assert states == (4, 6, 6)[copies - 1]
+        assert states == (3, 6, 6)[copies - 1]
 
 
 def test_short_host_memory_is_blamed_where_devices_have_room() -> None:
@@ -164,11 +162,11 @@ def test_short_host_memory_is_blamed_where_devices_have_room() -> None:
 
 
 def test_nodes_of_one_machine_share_its_memory() -> None:
-    """Room for the states of a whole job, said by two nodes on one host: each has half of it."""
+    """Room for the states of a whole job, said by two nodes on one host: together they have it once."""
     state = 2 * sum(cost.state_bytes for cost in layer_costs(job()))
     spec = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=0))
     nodes = [replace(node(name, host_bytes=2 * state), host="box") for name in "ab"]
-    assert {estimate.host_limit_bytes for estimate in planned(spec, nodes).estimates} == {state}
+    assert {estimate.host_limit_bytes for estimate in planned(spec, nodes).estimates} == {2 * state}
 
 
 def test_nodes_of_one_machine_share_its_cores() -> None:
@@ -206,14 +204,14 @@ def test_frames_of_small_layers_take_time_on_counted_cores() -> None:
 
 
 def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
-    """Four boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
+    """Three boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
-    cpu = node("a", host_bytes=4 * state)
+    cpu = node("a", host_bytes=3 * state)
     card = replace(cpu, devices=(Device(kind="cuda"),))
-    assert planned(often, [cpu]).estimates[0].host_bytes == 4 * state
+    assert planned(often, [cpu]).estimates[0].host_bytes == 3 * state
     assert isinstance(make_plan(often, [card]), PlanRefused)
-    assert planned(often, [replace(card, memory_bytes=5 * state)]).estimates[0].host_bytes == 5 * state
+    assert planned(often, [replace(card, memory_bytes=4 * state)]).estimates[0].host_bytes == 4 * state
     never = replace(often, fault=FaultSpec(snapshot_every=0))
     assert planned(never, [card]).estimates[0].host_bytes == 2 * state
 

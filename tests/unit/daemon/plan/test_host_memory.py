@@ -1,0 +1,88 @@
+"""What a machine keeps of a job's boundaries: its workers share the room, and copies of others' layers count."""
+
+from dataclasses import replace
+
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
+from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.daemon.plan.planner import make_plan
+from tests.rigs.clusters import job, node, planned, refused
+
+COPIES = FaultSpec(snapshot_every=5, copies=2)
+
+
+def state_of(spec: JobSpec, *layers: str) -> int:
+    """Bytes of one boundary state of some layers; none: of all."""
+    return sum(cost.state_bytes for cost in layer_costs(spec) if not layers or cost.name in layers)
+
+
+def uneven(host_bytes: int, *, cards: int = 2) -> NodeRecord:
+    """A machine whose first device is four times as fast as the others."""
+    devices = tuple(Device(kind="cpu", index=at, speed=1.0 if at else 4.0) for at in range(cards))
+    return replace(node("a", host_bytes=host_bytes), devices=devices)
+
+
+def test_devices_of_one_machine_share_its_memory() -> None:
+    """Room for three states and not a byte more: the fast device has most layers, as without a limit."""
+    spec = job(num_blocks=8, microbatches=32, fault=replace(COPIES, copies=1))
+    free = planned(spec, [uneven(0)])
+    assert len(free.workers[0].layers) != len(free.workers[1].layers)
+    shared = planned(spec, [uneven(3 * state_of(spec))])
+    assert shared.workers == free.workers
+    assert {each.host_bytes for each in shared.estimates} == {3 * state_of(spec)}
+    assert isinstance(make_plan(spec, [uneven(3 * state_of(spec) - 1)]), PlanRefused)
+
+
+def test_a_machine_keeps_its_own_layers_and_copies_of_others() -> None:
+    """Two machines: each has three states of its own layers, and three of the other's."""
+    spec = job(num_blocks=5, microbatches=32, fault=COPIES, placement=PlacementSpec(replicas=(1, 1)))
+    plan = planned(spec, [node("a", host_bytes=1 << 50), node("b", speed=3.0, host_bytes=1 << 50)])
+    assert [each.host_bytes for each in plan.estimates] == [3 * state_of(spec)] * 2
+
+
+def test_copies_go_to_the_other_machines_in_equal_parts() -> None:
+    """Three machines: each has its own layers three times, and half of what the two others send a copy of."""
+    spec = job(num_blocks=7, microbatches=32, fault=COPIES, placement=PlacementSpec(replicas=(1, 1, 1)))
+    plan = planned(spec, [node(name, host_bytes=1 << 50) for name in "abc"])
+    for each in plan.estimates:
+        own = state_of(spec, *each.stage.layers)
+        assert abs(each.host_bytes - (3 * own + 3 * (state_of(spec) - own) / 2)) < 3
+
+
+def test_replicas_hold_the_copies_that_others_would() -> None:
+    """Two replicas on two machines: both write all layers, nobody sends a copy; on one machine files count once."""
+    spec = job(num_blocks=2, microbatches=8, reduction_groups=2, fault=COPIES, placement=PlacementSpec(replicas=(2,)))
+    apart = planned(spec, [node(name, host_bytes=1 << 50) for name in "ab"])
+    assert [each.host_bytes for each in apart.estimates] == [3 * state_of(spec)] * 2
+    together = planned(replace(spec, fault=replace(COPIES, copies=1)), [node("a", num_devices=2, host_bytes=1 << 50)])
+    assert [each.host_bytes for each in together.estimates] == [4 * state_of(spec)] * 2  # each writes a state
+
+
+def test_cards_pin_a_state_each() -> None:
+    """Beside three states in files, every card's worker has its own layers in pinned memory once."""
+    spec = job(num_blocks=4, microbatches=32, fault=replace(COPIES, copies=1), placement=PlacementSpec(replicas=(1, 1)))
+    cards = tuple(Device(kind="cuda", index=at) for at in range(2))
+    plan = planned(spec, [replace(node("a", host_bytes=1 << 50), devices=cards)])
+    assert {each.host_bytes for each in plan.estimates} == {4 * state_of(spec)}
+
+
+def test_a_machine_without_room_for_its_part_gets_fewer_layers() -> None:
+    """The fast machine's two devices would keep more than it has: they get fewer layers, and it keeps within."""
+    spec = job(num_blocks=12, microbatches=32, fault=COPIES)
+    fast = node("a", speed=8.0, num_devices=2, host_bytes=1 << 50)
+    others = [node(name, num_devices=2, host_bytes=1 << 50) for name in "bc"]
+    free = planned(spec, [fast, *others])
+    kept = next(each.host_bytes for each in free.estimates if each.stage.node == "a")
+    short = make_plan(spec, [replace(fast, memory_bytes=round(0.8 * kept)), *others])
+    assert isinstance(short, ClusterPlan)
+    assert short.predicted_batch_seconds > free.predicted_batch_seconds
+    assert all(each.host_bytes <= each.host_limit_bytes for each in short.estimates)
+
+
+def test_a_refusal_says_which_settings_keep_less() -> None:
+    """Two machines with a third of the room: one copy or no snapshots would keep so much less."""
+    spec = job(num_blocks=4, microbatches=32, fault=COPIES)
+    reason = refused(spec, [node(name, host_bytes=state_of(spec)) for name in "ab"])
+    assert "; under [fault], copies = 1 keeps " in reason
+    assert " and snapshot_every = 0 keeps " in reason
