@@ -1,7 +1,8 @@
 """Previews the plan of a job on some nodes: the dry run of `headway plan`. Pure."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from math import ceil
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
@@ -19,6 +20,10 @@ from headway.daemon.plan.schedule_choice import with_chosen_schedule
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
+MOST_GROUPS: Final = 8
+"""Maximum number of reduction groups that a plan advises: the sums of each take memory."""
+WORTH_TELLING: Final = 0.05
+"""Least gain in tokens/s for which other reduction groups are advised."""
 GIGA: Final = 1e9
 TERA: Final = 1e12
 
@@ -52,6 +57,8 @@ class PlanPreview:
     """Whether a batch takes no longer than it would on one site."""
     spare_devices: tuple[str, ...] = ()
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
+    sharing: str = ""
+    """What the job would gain if spare devices shared stages with others; empty: nothing, or they may."""
     filled_in: str = ""
     """Keys that the job leaves to the cards, with their values."""
     schedule: str
@@ -99,6 +106,7 @@ class PlanPreview:
         every = (*plan.spares, *self.spare_devices)
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
+        spares += [self.sharing] if self.sharing else []
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
         left_out += [self.schedule_reason] if self.schedule_reason else []
         facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
@@ -213,6 +221,7 @@ def preview(
         least_microbatches=distance.least_microbatches,
         hides_links=distance.is_hidden or not distance.is_far,
         spare_devices=_spare_devices(plan, nodes),
+        sharing=_gain_of_sharing(spec, plan, nodes, links),
         filled_in=what_was_filled_in(given, spec),
         schedule=spec.train.schedule,
         schedule_reason=why,
@@ -315,6 +324,27 @@ def _spare_devices(plan: ClusterPlan, nodes: Sequence[NodeRecord]) -> tuple[str,
     used_nodes = {node for node, _ in used}
     places = [(node.name, device.index) for node in nodes if node.name in used_nodes for device in node.devices]
     return tuple(f"{node}:{index}" for node, index in places if (node, index) not in used)
+
+
+def _gain_of_sharing(
+    spec: JobSpec, plan: ClusterPlan, nodes: Sequence[NodeRecord], links: LinkAssumptions | None
+) -> str:
+    """Return what a job with one reduction group would gain by more of them; empty: too little."""
+    train, num_devices = spec.train, sum(len(node.devices) for node in nodes)
+    for_each = ceil(num_devices / len(plan.workers))  # devices for each worker of the plan
+    groups = min(MOST_GROUPS, train.microbatches, 1 << (for_each - 1).bit_length())
+    if train.reduction_groups > 1 or groups == 1 or spec.placement.replicas:
+        return ""
+    shared = make_plan(replace(spec, train=replace(train, reduction_groups=groups)), nodes, links=links)
+    if isinstance(shared, PlanRefused):
+        return ""
+    if plan.predicted_batch_seconds < (1 + WORTH_TELLING) * shared.predicted_batch_seconds:
+        return ""
+    tokens_per_s = train.tokens_per_batch / shared.predicted_batch_seconds
+    return (
+        f"With reduction_groups = {groups} up to {groups} workers may share a stage: {tokens_per_s:,.0f} tokens/s on "
+        f"{counted(len(shared.workers), 'worker')}."
+    )
 
 
 def _simulation(run: Forecast) -> SimulationPreview:
