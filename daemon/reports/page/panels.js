@@ -431,7 +431,7 @@ const Headway = (() => {
     }
 
     drawBelow() {
-      const p = this.picture, below = this.below;
+      const p = this.picture, below = this.below, seen = below.querySelector(".events")?.scrollTop ?? 0;
       below.textContent = "";
       this.pipeline = el(below, "section", "whole");
       const lost = el(below, "section");
@@ -458,6 +458,7 @@ const Headway = (() => {
         button.addEventListener("click", () => this.moveTo(each.batch, true));
       }
       this.drawJob(el(below, "section", "whole"));
+      list.scrollTop = seen;  // a page that is kept up is drawn anew under who reads it
     }
 
     drawJob(box) {

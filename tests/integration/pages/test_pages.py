@@ -146,7 +146,10 @@ async def test_the_page_of_a_job_is_kept_up(page: Page, address: ClusterAddress,
 
 
 async def test_a_report_without_a_network(page: Page, tmp_path: Path) -> None:
-    """From file://, 10,000 batches are drawn in 100 ms, and the loss at the cursor is that of metrics.jsonl."""
+    """From file://, 10,000 batches are drawn in 100 ms, and the loss at the cursor is that of metrics.jsonl.
+
+    Drawn anew, the list of events stays where its reader has moved it.
+    """
     history = rows(10_000, num_generations=4)
     lines = [json.dumps(row.as_dict()) for row in history]
     picture = picture_of(job_view(10_000), {}, history, now_s=0.0)
@@ -164,5 +167,8 @@ async def test_a_report_without_a_network(page: Page, tmp_path: Path) -> None:
         assert f'"loss": {await page.value(LOSS)}' in lines[batch]
         assert float(await page.value(LOSS)) == written["loss"]
     await _shoot(page, "report")
+    short = "document.styleSheets[0].insertRule('.events{max-height:9px!important}')"
+    await page.value(f"{short}, document.querySelector('.events').scrollTop = 20, Headway.page.drawBelow()")
+    assert await page.value("document.querySelector('.events').scrollTop") == 20
     assert page.complaints == []
     assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
