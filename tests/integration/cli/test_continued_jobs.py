@@ -51,9 +51,9 @@ def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_ref
     """
     head = HEAD.format(data=data) + FAULT.format(kept=program.folder / "kept")
 
-    def job(name: str, epochs: int = 3, optim: str = "") -> str:
+    def job(name: str, epochs: int = 3, optim: str = "", train: str = "") -> str:
         path: Path = program.folder / f"{name}.toml"
-        path.write_text(f'[job]\nname = "{name}"\nseed = 3\n{head}{TRAIN.format(epochs=epochs)}{OPTIM}{optim}')
+        path.write_text(f'[job]\nname = "{name}"\nseed = 3\n{head}{TRAIN.format(epochs=epochs)}{train}{OPTIM}{optim}')
         return str(path)
 
     def finished(name: str, *arguments: str) -> str:
@@ -85,7 +85,8 @@ def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_ref
     assert "train.batches 96 → 128" in out
     assert program.run("watch", "fourth", "--json")[0] == 0
     assert program.run("export", "fourth", "--out", "piped")[0] == 0
-    plain = job("plain", epochs=4, optim='after_end = "floor"\nschedule_batches = 96\n')
+    first_ones = "sync_batches = 10\n"  # a tenth of three epochs, which each job took over from the one before
+    plain = job("plain", epochs=4, optim='after_end = "floor"\nschedule_batches = 96\n', train=first_ones)
     code, _, err = program.run("reference", plain, "--out", "plain")
     assert code == 0, err
     assert_same_weights(program.folder)
