@@ -4,6 +4,7 @@ worker_resume_*, daemon_resume_*: seconds from SIGKILL to the first microbatch f
 new_batch_*: seconds from SIGKILL until the first batch beyond the point of death is done on the last stage.
 planned_pause_s: in a planned change (a drain), the longest interval in which no worker computes.
 planned_recomputed_max: batches that such a change computed again; must be 0.
+stopped_*: the same of workers that SIGSTOP holds; the daemon must first find that they hang.
 --timeline shows where the time goes.
 
 One job on three nodes of a local cluster is hit again and again, in the middle of whatever it does, workers and daemons
@@ -21,11 +22,12 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from gpu.cluster_job import as_submitted
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
 
@@ -38,7 +40,6 @@ from headway.daemon.decide.boundaries import restorable
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.hardware import find_devices
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -53,6 +54,7 @@ RESUME_TIMEOUT_S = 30.0
 MODEL = ModelSpec(
     hidden_size=96, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2
 )
+MODEL_OF_CARDS = replace(MODEL, hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=8)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,17 +78,17 @@ class Costs:
 
 
 def recovery_job(device: str = "cpu") -> JobSpec:
-    """Batches of less than 100 ms that never end by themselves."""
+    """Batches of less than 100 ms that never end by themselves, as `submit` resolves them; large frames on cards."""
     kind: Literal["cpu", "cuda"] = "cpu" if device == "cpu" else "cuda"
+    size, length = (MODEL, 64) if kind == "cpu" else (MODEL_OF_CARDS, 1024)
     spec = JobSpec(
         job=JobSection(name=NAME, seed=1),
-        model=MODEL,
-        train=TrainSpec(batches=1_000_000, microbatches=8, microbatch_size=1, sequence_length=64),
+        model=size,
+        train=TrainSpec(batches=1_000_000, microbatches=8, microbatch_size=1, sequence_length=length),
         fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0),
         placement=PlacementSpec(max_nodes=NUM_NODES),
     )
-    devices = find_devices(kind, 0)
-    return resolve_job(spec, job_file=Path("recovery.toml"), devices=devices, cache_dir=default_cache_dir())
+    return as_submitted(spec, find_devices(kind, 0))
 
 
 class Range:
@@ -118,14 +120,14 @@ class Range:
         return is_whole and len(own) >= 2
 
     async def kill(self, what: str) -> Kill:
-        """Shoot a worker, or a daemon, of the plan in force; returns when a new generation runs."""
+        """Shoot a worker, or a daemon, of the plan in force, or stop a worker; returns when a new generation runs."""
         job = await self.calm()
         assert job.plan is not None
         stage = self._random.randrange(NUM_NODES)
         worker = job.workers_of(job.plan)[stage]
-        pid = worker.pid if what == "worker" else self._cluster.node_pids[worker.node]
+        pid = self._cluster.node_pids[worker.node] if what == "daemon" else worker.pid
         at = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
         generation = job.plan.generation
         async with asyncio.timeout(RESUME_TIMEOUT_S):
             while True:
@@ -205,7 +207,7 @@ class Measured:
     """Timelines of the kills, as recovery_timeline.py has them."""
 
 
-async def measure(*, num_kills: int, num_drains: int, seed: int, device: str = "cpu") -> Measured:
+async def measure(*, num_kills: int, num_drains: int, seed: int, num_stops: int = 0, device: str = "cpu") -> Measured:
     """Shoot, then read the histories."""
     kills: list[Kill] = []
     drains: list[tuple[float, float]] = []
@@ -225,14 +227,17 @@ async def measure(*, num_kills: int, num_drains: int, seed: int, device: str = "
                 if number < num_drains:
                     drains.append(await target.drain())
                     progress(f"drain {number + 1} of {num_drains}")
+            for number in range(num_stops):
+                kills.append(await target.kill("stopped"))
+                progress(f"stop {number + 1} of {num_stops}")
             await target.calm()
             await cancel(session, NAME)
             operations = list(read_history(history, NAME).operations)
             events = list(read_events([history]))
     fetched = [event for event in events if event["event"] == "state_fetched"]
     moved = [(float(event[MONOTONIC]), int(event.get("size_bytes", 0))) for event in fetched]
-    costs = {"worker": Costs(), "daemon": Costs()}
-    timelines: dict[str, list[dict[str, float]]] = {"worker": [], "daemon": []}
+    costs = {kill.what: Costs() for kill in kills}
+    timelines: dict[str, list[dict[str, float]]] = {what: [] for what in costs}
     for kill in kills:
         resume_s, new_batch_s, replayed, moved_bytes = costs_of(kill, operations, moved)
         entry = costs[kill.what]
@@ -256,12 +261,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three kills of each kind, for a first look")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0, help="of each kind, other than 3 and 20")
+    parser.add_argument("--stops", type=int, default=0, help="workers that stand still instead, after the kills")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--timeline", action="store_true", help="print when each step of the recoveries came")
     options = parser.parse_args()
     num_kills, num_drains = (3, 1) if options.quick else (20, 5)
     found = asyncio.run(
-        measure(num_kills=options.kills or num_kills, num_drains=num_drains, seed=options.seed, device=options.device)
+        measure(
+            num_kills=options.kills or num_kills,
+            num_drains=num_drains,
+            num_stops=options.stops,
+            seed=options.seed,
+            device=options.device,
+        )
     )
     costs, pauses, num_again = found.costs, found.pauses, found.num_recomputed
     for what, timelines in found.timelines.items() if options.timeline else ():
@@ -275,7 +287,8 @@ def main() -> int:
     exact["planned_pause_s"] = max(pauses)
     bars = {
         "worker_resume_p50_s": 1.5, "worker_resume_p99_s": 4.0, "daemon_resume_p50_s": 1.5, "daemon_resume_p99_s": 4.0,
-        "new_batch_p50_s": 3.0, "new_batch_p99_s": 6.0, "planned_pause_s": 1.0,
+        "stopped_resume_p50_s": 10.0, "stopped_resume_p99_s": 10.0, "new_batch_p50_s": 3.0, "new_batch_p99_s": 6.0,
+        "planned_pause_s": 1.0,
     }  # fmt: skip
     samples = {f"{what} resume_s": Figure.of(entry.resume_s) for what, entry in costs.items()}
     samples |= {f"{what} new_batch_s": Figure.of(entry.new_batch_s) for what, entry in costs.items()}

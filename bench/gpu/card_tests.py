@@ -4,8 +4,6 @@ exact_DTYPE_WORKERS: 1 if the test of that case passed. --device cpu runs those 
 HEADWAY_GPU_TESTS_ON takes them there.
 """
 
-import argparse
-import json
 import os
 import re
 import subprocess
@@ -13,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
+
+from gpu.probe import Parts
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "HEADWAY_GPU_TESTS_ON"
@@ -40,24 +40,11 @@ def _outcome(case: ElementTree.Element) -> str:
     return "skipped" if case.find("skipped") is not None else "passed"
 
 
-def measure(device: str, more: list[str]) -> dict[str, object]:
-    """Run them in a process of their own. more: arguments of pytest."""
+def measure(device: str) -> Parts:
+    """Run them in a process of their own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.xml"
         environment = {**os.environ, ENVIRONMENT: device, "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", f"--junitxml={path}", *more]
+        command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", f"--junitxml={path}"]
         subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
-        return figures_of(path.read_text())
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options, more = parser.parse_known_args()
-    figures = measure(options.device, more)
-    print(json.dumps(figures), flush=True)
-    return int(bool(figures["num_failed"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        yield figures_of(path.read_text())

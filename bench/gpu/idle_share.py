@@ -1,33 +1,32 @@
-"""The device path: how long a link or a host copy keeps a stage's compute stream idle, in a trace of torch's profiler.
+"""The device path: how much of a stage's time its links and host copies take from its kernels.
 
 One stage computes on the card, as the first, the middle and the last of a pipeline. Its neighbours are processes that
 compute nothing: they answer at once with frames of the right form, over real gRPC links. So the card is the slowest
-stage, and every gap is the path's own.
+stage, and what it idles more than without links is the path's own.
 
-idle_share_PLACE: time of gaps above 50 µs that a wait for a frame or a copy overlaps, over the whole time.
-launch_share_PLACE: the same of all other gaps. longest_gap_us_PLACE: the longest of the first kind.
+busy_alone: share of the time in which a kernel runs, of all layers in one process without links.
+busy_PLACE_vs_alone: the same of the stage in that place, over that.
 """
 
-import argparse
 import json
 import queue
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rigs.pipeline_processes import GENERATION, TIMEOUT, Host, LinkInbox, Operations, Processes, StageRun
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu.sizes import first_device, stage_model, stage_train
-from gpu.stream_gaps import WAIT, Gaps, gaps_in
-from headway.optim.spec import OptimSpec
+from gpu.cluster_job import stage_job
+from gpu.kernels import KernelTimes
+from gpu.one_stage import OneStage, settled
+from gpu.probe import Parts
+from gpu.sizes import first_device
+from headway.daemon.jobs.job import JobSpec
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.schedule.operations import Op, Update
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 Place = Literal["first", "middle", "last"]
 PLACES: tuple[Place, ...] = ("first", "middle", "last")
@@ -35,47 +34,30 @@ WARM_BATCHES = 3
 PROFILED_BATCHES = 4
 
 
-class TracedOperations(Operations):
-    """Annotates the waits, and profiles the batches after the first few."""
+class ProfiledOperations(Operations):
+    """Profiles the batches after the first few, and leaves the busy share in a file."""
 
-    def __init__(self, device: str, trace: Path) -> None:
+    def __init__(self, device: str, out: Path) -> None:
         super().__init__()
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device != "cpu" else [])
-        self._profile = profile(activities=activities)
-        self._trace = trace
-        self._wait: Any = None
-
-    def waits(self, what: str, now: float) -> None:  # noqa: ARG002
-        """See `StageObserver`."""
-        self._wait_ends()
-        self._wait = record_function(WAIT)
-        self._wait.__enter__()
-
-    def begins(self, op: Op, now: float) -> None:  # noqa: ARG002
-        """See `StageObserver`."""
-        self._wait_ends()
+        self._times = KernelTimes(device)
+        self._out = out
 
     def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
         """See `StageObserver`."""
         super().ended(op, version=version, num_versions_live=num_versions_live, started=started, ended=ended)
         if op == Update(WARM_BATCHES - 1):
-            self._profile.start()
+            self._times.start()
         elif op == Update(WARM_BATCHES + PROFILED_BATCHES - 1):
-            self._profile.stop()
-            self._profile.export_chrome_trace(str(self._trace))
-
-    def _wait_ends(self) -> None:
-        if self._wait is not None:
-            self._wait.__exit__(None, None, None)
-            self._wait = None
+            self._times.stop()
+            self._out.write_text(json.dumps(self._times.busy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRun(StageRun):
+class ProfiledRun(StageRun):
     """The stage of one rank computes; the others are neighbours that answer."""
 
     rank: int
-    trace: Path
+    out: Path
 
     def run(self, host: Host) -> Any:
         """The part of a process."""
@@ -87,13 +69,13 @@ class TracedRun(StageRun):
 
     def observer(self) -> Operations:
         """See `StageRun`."""
-        return TracedOperations(self.device, self.trace)
+        return ProfiledOperations(self.device, self.out)
 
 
 class Neighbour:
     """Answers every frame at once, and sends as many microbatches ahead as the stage holds."""
 
-    def __init__(self, run: TracedRun, host: Host) -> None:
+    def __init__(self, run: ProfiledRun, host: Host) -> None:
         self._run = run
         self._inbox: LinkInbox = LinkInbox()
         contract = FrameContract.of(run.model, run.train)
@@ -161,38 +143,36 @@ def cuts_of(place: Place, names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...]
             return ((embed,), (*blocks, head)), 1
 
 
-def trace_of(processes: Processes, place: Place, model: ModelSpec, train: TrainSpec, device: str) -> Gaps:
-    """Run the stage in one place, and read its trace."""
-    cuts, rank = cuts_of(place, tuple(layer_names(model)))
-    trace = processes.folder / f"{place}.json"
-    run = TracedRun(
-        job=processes.new_name(), model=model, train=train, optim=OptimSpec(), cuts=cuts,
-        device=device, rank=rank, trace=trace,
+def busy_in(processes: Processes, place: Place, job: JobSpec, device: str) -> float:
+    """Return the busy share of the stage in one place."""
+    cuts, rank = cuts_of(place, job.layers)
+    out = processes.folder / f"{place}.json"
+    run = ProfiledRun(
+        job=processes.new_name(), model=job.model, train=settled(job.train), optim=job.optim, cuts=cuts,
+        device=device, rank=rank, out=out,
     )  # fmt: skip
     processes.run(run, number=len(cuts))
-    return gaps_in(json.loads(trace.read_text()))
+    return float(json.loads(out.read_text()))
 
 
-def measure(device: str) -> dict[str, object]:
-    """All three places, one after the other."""
-    model, train = stage_model(device), stage_train(device, batches=WARM_BATCHES + PROFILED_BATCHES + 1)
-    figures: dict[str, object] = {}
+def busy_alone(job: JobSpec, device: str) -> float:
+    """Return the busy share of all layers in this process."""
+    stage, times = OneStage(job, device), KernelTimes(device)
+    for batch in range(WARM_BATCHES + PROFILED_BATCHES):
+        if batch == WARM_BATCHES:
+            times.start()
+        for _ in range(job.train.microbatches):
+            stage.microbatch()
+        stage.update()
+    times.stop()
+    return times.busy
+
+
+def measure(kind: str) -> Parts:
+    """Without links, then all three places, one after the other."""
+    job, device = stage_job("idle", kind, WARM_BATCHES + PROFILED_BATCHES + 1), first_device(kind)
+    alone = busy_alone(job, device)
+    yield {"busy_alone": round(alone, 5)}
     with Processes(3, environment={}) as processes:
         for place in PLACES:
-            gaps = trace_of(processes, place, model, train, device)
-            figures[f"idle_share_{place}"] = round(gaps.idle_share, 5)
-            figures[f"launch_share_{place}"] = round(gaps.launch_share, 5)
-            figures[f"longest_gap_us_{place}"] = round(gaps.longest_us, 1)
-    return figures
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args()
-    print(json.dumps(measure(first_device(options.device))), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield {f"busy_{place}_vs_alone": round(busy_in(processes, place, job, device) / alone, 5)}

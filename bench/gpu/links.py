@@ -8,11 +8,8 @@ LINK_mb_s_SIZE: frames of one size go one way, and the clock stops at the answer
 grpc_device_vs_host: the gRPC link's MB/s at 16 MiB with tensors on cards, over tensors of the host.
 """
 
-import argparse
-import json
 import queue
 import statistics
-import sys
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -22,6 +19,8 @@ import torch
 from rigs.pipeline_processes import GENERATION, TIMEOUT, Host, LinkInbox, Processes
 from torch import Tensor
 
+from gpu.probe import Parts, absent
+from gpu.sizes import num_cards
 from headway.stages.device.device import HostCopy, StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.ids import Batch, MicrobatchIndex
@@ -86,7 +85,7 @@ class _End:
         """Send the frames, and wait for the answer."""
         for _ in range(num_frames):
             if self._is_direct:
-                self._link.send(_frame(FrameKind.ACTIVATION, self._values))
+                self._link.send(frame(FrameKind.ACTIVATION, self._values))
                 continue
             copied = self._device.copy_out((self._values,))
             self._device.after(copied, partial(self._send_copy, copied))
@@ -97,10 +96,10 @@ class _End:
         for _ in range(num_frames):
             self._device.copy_in(self._next().tensors).take()
         self._device.mark().wait(COPY_TIMEOUT_S)
-        self._link.send(_frame(FrameKind.NORM_SQUARES, torch.ones(1, dtype=torch.float64)))
+        self._link.send(frame(FrameKind.NORM_SQUARES, torch.ones(1, dtype=torch.float64)))
 
     def _send_copy(self, copied: HostCopy) -> None:
-        self._link.send(_frame(FrameKind.ACTIVATION, *copied.wait(COPY_TIMEOUT_S)))
+        self._link.send(frame(FrameKind.ACTIVATION, *copied.wait(COPY_TIMEOUT_S)))
 
     def _next(self) -> Frame:
         item = self._inbox.get(timeout=TIMEOUT.total_seconds())
@@ -109,7 +108,8 @@ class _End:
         return item
 
 
-def _frame(kind: FrameKind, *tensors: Tensor) -> Frame:
+def frame(kind: FrameKind, *tensors: Tensor) -> Frame:
+    """Return a frame of these tensors."""
     return Frame(kind, GENERATION, Batch(0), MicrobatchIndex(0), tensors)
 
 
@@ -129,33 +129,20 @@ def mb_s(processes: Processes, link: str, devices: tuple[str, str], num_bytes: i
     return round(num_bytes * num_frames / statistics.median(seconds) / 1e6, 1)
 
 
-def measure(device: str) -> dict[str, object]:
+def measure(device: str) -> Parts:
     """All links and sizes."""
-    num_cards = torch.cuda.device_count() if device == "cuda" else 0
-    devices = ("cpu", "cpu") if device == "cpu" else ("cuda:0", "cuda:1" if num_cards > 1 else "cuda:0")
-    figures: dict[str, object] = {}
+    cards = num_cards(device)
+    devices = ("cpu", "cpu") if device == "cpu" else ("cuda:0", "cuda:1" if cards > 1 else "cuda:0")
+    pass_bytes = PASS_BYTES[device]
     with Processes(2, environment={}) as processes:
         for size, num_bytes in SIZES.items():
-            figures[f"grpc_mb_s_{size}"] = mb_s(processes, "grpc", devices, num_bytes, PASS_BYTES[device])
-        host = mb_s(processes, "grpc", ("cpu", "cpu"), SIZES["16MiB"], PASS_BYTES[device])
-        figures["grpc_host_mb_s_16MiB"] = host
-        figures["grpc_device_vs_host"] = round(float(str(figures["grpc_mb_s_16MiB"])) / host, 4)
+            on_device = mb_s(processes, "grpc", devices, num_bytes, pass_bytes)
+            yield {f"grpc_mb_s_{size}": on_device}
+        host = mb_s(processes, "grpc", ("cpu", "cpu"), num_bytes, pass_bytes)
+        yield {"grpc_host_mb_s": host, "grpc_device_vs_host": round(on_device / host, 4)}
         for size, num_bytes in SIZES.items():
             key = f"collective_mb_s_{size}"
-            if device == "cuda" and num_cards < 2:
-                figures |= {key: None, f"{key}_reason": "NCCL wants a card for each process, and here is one"}
+            if cards == 1:
+                yield absent("NCCL wants a card for each process, and here is one", key)
             else:
-                figures[key] = mb_s(processes, "collective", devices, num_bytes, PASS_BYTES[device])
-    return figures
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.device)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                yield {key: mb_s(processes, "collective", devices, num_bytes, pass_bytes)}

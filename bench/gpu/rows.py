@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -29,6 +29,12 @@ class Row:
     most: float | None = None
     """The bar; with neither, measuring is all that is wanted."""
     unit: str = ""
+    is_general: bool = False
+    """Whether its bar holds on a CPU too, as that of equal bits does; speeds there have none."""
+
+    def on(self, device: str) -> "Row":
+        """Return the row with the bar that it has on a kind of device."""
+        return self if device != "cpu" or self.is_general else replace(self, least=None, most=None)
 
     @property
     def bar(self) -> str:

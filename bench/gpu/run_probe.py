@@ -16,6 +16,8 @@ from gpu.rows import ProbeResult
 
 ENDING_S = 20.0
 """Time between SIGTERM and SIGKILL, in which a local cluster deletes what it started."""
+DIED = 70
+"""Exit status of a probe that an exception ended; it may have printed figures before."""
 LAST_LINES = 12
 """Lines of a failed probe's errors that are kept."""
 
@@ -55,7 +57,7 @@ def run_probe(
     if log is not None:
         log.write_text(f"$ {' '.join(command)}\n{text}\n{error_text}\nexit status {process.returncode}\n")
     figures = last_json(text)
-    if not trouble and figures is None:
+    if not trouble and (figures is None or process.returncode == DIED):
         trouble = f"exit status {process.returncode}: {_last_line(error_text)}"
     return ProbeResult(figures=figures or {}, seconds=time.monotonic() - began, trouble=trouble)
 

@@ -50,18 +50,21 @@ def block_model(device: str) -> ModelSpec:
     return _SMALL if device == "cpu" else _BLOCK_OF_8B
 
 
-def stage_train(device: str, *, batches: int, dtype: str = "") -> TrainSpec:
-    """Return how a probe's stage trains: on a card in bfloat16, 8192 tokens a microbatch."""
+def stage_train(device: str, *, batches: int) -> TrainSpec:
+    """Return how a probe's stage trains: on a card 8192 tokens a microbatch. What it leaves open the devices decide."""
     is_cpu = device == "cpu"
     return TrainSpec(
         batches=batches,
-        microbatches=4 if is_cpu else 8,
+        microbatches=4 if is_cpu else 16,
         microbatch_size=2 if is_cpu else 8,
         sequence_length=32 if is_cpu else 1024,
-        dtype=dtype or ("float32" if is_cpu else "bfloat16"),  # type: ignore[arg-type]
-        attention_backend="math" if is_cpu else "flash" if (dtype or "bfloat16") == "bfloat16" else "efficient",
         clip_norm=0.0,
     )
+
+
+def num_cards(device: str) -> int:
+    """Return how many cards a probe has; 0 on the CPU."""
+    return 0 if device == "cpu" else torch.cuda.device_count()
 
 
 def first_device(kind: str) -> str:

@@ -6,24 +6,25 @@ the same card in the same run. Six operations a token and parameter, without tho
 two_stages_over_one: two workers take turns on the card, so it tells what the second process costs.
 """
 
-import argparse
 import asyncio
-import json
-import sys
+import statistics
+from time import perf_counter
 
 import torch
 from rigs.measure import Figure
 from rigs.overhead_sides import measure_stages
 
 from gpu.cluster_job import stage_job
-from gpu.sizes import wait_for
+from gpu.probe import Parts
+from gpu.sizes import first_device, wait_for
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.device import flops_per_s
 from headway.stages.model.decoder import parameter_shapes
 
-BATCHES = 15
+BATCHES = 9
 NUM_PAIRS = 3
 PRODUCT_SIDE = {"cuda": 8192, "cpu": 256}
+PRODUCT_S = {"cuda": 2.0, "cpu": 0.1}
+"""Seconds of products, after as many that do not count: a card first comes to the clock that it can hold."""
 OPERATIONS_PER_PARAMETER = 6
 """Of a token: two in the forward, four in the backward."""
 
@@ -36,33 +37,35 @@ def operations_per_batch(job: JobSpec) -> float:
     return float(OPERATIONS_PER_PARAMETER * multiplied * job.train.tokens_per_batch)
 
 
-def product_rate(device: str, dtype: str) -> float:
-    """Return the operations a second of a large matrix product."""
-    from time import perf_counter
+def product_rate(kind: str, dtype: str) -> float:
+    """Return the operations a second of a large matrix product: the median, of random numbers.
 
-    def seconds_of(side: int, within_s: float) -> float:
-        one, other = (torch.ones((side, side), device=device, dtype=getattr(torch, dtype)) for _ in range(2))
-        best, ends_at = float("inf"), perf_counter() + within_s
+    A card draws less power for constant ones, and its quickest products come before it is warm.
+    """
+    device, side, within_s = first_device(kind), PRODUCT_SIDE[kind], PRODUCT_S[kind]
+    generator = torch.Generator(device).manual_seed(1)
+    one, other = (
+        torch.randn((side, side), device=device, generator=generator).to(getattr(torch, dtype)) for _ in range(2)
+    )
+    seconds: list[float] = []
+    begins_at = perf_counter() + within_s
+    while not seconds or perf_counter() < begins_at + within_s:
+        wait_for(device)
+        began = perf_counter()
         torch.mm(one, other)
-        while True:
-            wait_for(device)
-            began = perf_counter()
-            torch.mm(one, other)
-            wait_for(device)
-            best = min(best, perf_counter() - began)
-            if perf_counter() >= ends_at:
-                return best
-
-    return flops_per_s(seconds_of, PRODUCT_SIDE[device])[0]
+        wait_for(device)
+        if perf_counter() >= begins_at:
+            seconds.append(perf_counter() - began)
+    return 2.0 * side**3 / statistics.median(seconds)
 
 
-def measure(device: str) -> dict[str, object]:
+def measure(device: str) -> Parts:
     """All sides in turns."""
     job = stage_job("stages", device, BATCHES)
     found, beside = asyncio.run(measure_stages(job, num_pairs=NUM_PAIRS, device=device))
     rate, operations = product_rate(device, job.train.dtype), operations_per_batch(job)
     ratio: Figure = found["one_stage_ratio"]
-    return {
+    yield {
         "one_stage_ratio": round(ratio.median, 4),
         "one_stage_ratio_spread": [round(ratio.low, 4), round(ratio.high, 4)],
         "one_stage_mfu": round(operations / float(str(beside["one_stage_s"])) / rate, 4),
@@ -70,15 +73,3 @@ def measure(device: str) -> dict[str, object]:
         "product_tflops": round(rate / 1e12, 2),
         **beside,
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.device)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

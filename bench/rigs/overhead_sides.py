@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -101,6 +101,15 @@ class Loop:
         return self._process.stdout.readline().strip()
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a job's journal says of its batches."""
+
+    seconds: list[float]
+    """Of every batch but the first few, by the last stage's clock."""
+    losses: list[float]
+
+
 class Pipeline:
     """A running cluster of two nodes that trains the same job again and again, on one stage or on two."""
 
@@ -117,22 +126,22 @@ class Pipeline:
 
     async def batches(self, num_stages: int, job: JobSpec) -> list[float]:
         """Train once: the seconds of every batch but the first few, by the last stage's clock."""
+        placement = PlacementSpec(min_nodes=num_stages, max_nodes=num_stages)
+        return (await self.trained(replace(job, placement=placement))).seconds
+
+    async def trained(self, job: JobSpec) -> Trained:
+        """Train a job once, under a name of its own."""
         self._num_runs += 1
         name = f"overhead-{self._num_runs}"
-        job = replace(
-            job,
-            job=replace(job.job, name=name),
-            placement=PlacementSpec(min_nodes=num_stages, max_nodes=num_stages),
-        )
-        await submit(self._session, job)
+        await submit(self._session, replace(job, job=replace(job.job, name=name)))
         done = await wait_for_phase(self._session, name, frozenset({Phase.FINISHED}), timeout_s=TIMEOUT_S)
         if done.phase.phase is not Phase.FINISHED:
             raise RuntimeError(f"{done.phase.reason}\n{done.phase.error}")
         node = next(iter((await self._session.view()).nodes.values()))
-        rows = self._client.journal(node.endpoint, name)
-        entries = [seconds async for columns in rows for seconds in columns.seconds]
+        columns = [each async for each in self._client.journal(node.endpoint, name)]
         await remove(self._session, name)
-        return entries[NUM_WARMUP_BATCHES:]
+        seconds = [value for each in columns for value in each.seconds]
+        return Trained(seconds[NUM_WARMUP_BATCHES:], [value for each in columns for value in each.loss])
 
     async def close(self) -> None:
         await self._client.close()

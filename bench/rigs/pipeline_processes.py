@@ -180,7 +180,10 @@ class Host:
             attach=NcclAttach(torch.device(device), print) if is_on_cards else None,
             is_plain=kind == "collective" and not is_on_cards,
         )
-        link = self._endpoint.dial(terms) if peer > stage else self._endpoint.accept(terms)
+        if peer > stage:
+            link = self._endpoint.dial(terms)
+        else:  # where all have links with all, the next lower process is awaited last
+            link = self._endpoint.accept(terms, is_last=peer == stage - 1)
         self._links.append(link)
         return link
 

@@ -39,6 +39,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--faults", type=kinds_of, default=KINDS, help="kinds, as of `headway chaos`; all but partition"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where all jobs compute")
     parser.add_argument("--keep-all", action="store_true", help="keep the state of the others too")
     parser.add_argument("--quiet", action="store_true", help="no line per fault")
     return parser.parse_args(arguments)
@@ -49,12 +50,12 @@ async def main(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60.0 * options.minutes
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
-        oracle = Oracle(Path(scratch))
+        oracle = Oracle(Path(scratch), device=options.device)
         for seed in range(options.seed, options.seed + options.jobs):
             if time.monotonic() >= deadline:
                 break
             case = SoakCase.of(seed, duration_s=JOB_SECONDS, batches=options.batches, rate_per_minute=options.rate)
-            case = replace(case, kinds=options.faults)
+            case = replace(case, kinds=options.faults, device=options.device)
             folder = (options.keep or Path(scratch)).absolute() / case.name
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)

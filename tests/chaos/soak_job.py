@@ -64,6 +64,8 @@ class SoakCase:
     kinds: tuple[str, ...] = KINDS
     layer_s: float = 0.0
     """Least seconds of a layer's forward; its backward takes twice as long. A long job then costs little to compute."""
+    device: str = "cpu"
+    """Kind of device of all nodes. A job on cards computes in bfloat16, as their jobs do."""
     is_paused_at_end: bool = False
     """True if the job is paused after the last fault, at any batch."""
     has_history: bool = True
@@ -94,6 +96,8 @@ class SoakCase:
         """The job, resolved."""
         spec = small_job(
             self.name,
+            device=self.device,
+            dtype="float32" if self.device == "cpu" else "bfloat16",
             batches=self.batches,
             schedule=self.schedule,
             sync_batches=self.sync_batches,
@@ -187,7 +191,7 @@ async def train_under_faults(
     say: Say,
 ) -> Result | None:
     """The cluster from its start to its stop. Nothing of it is held afterwards, so that what is open is left open."""
-    settings: dict[str, object] = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S}
+    settings: dict[str, object] = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "devices": case.device}
     if case.has_history:
         settings["history_dir"] = folder / "history"
     cluster = LocalCluster(

@@ -1,14 +1,18 @@
 """The probes' code runs before a card has it: the quick ones on the CPU, in this process or in children."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from gpu import __main__ as command
 from gpu import idle_share
+from gpu.card_facts import CHANGING, NOT_HERE, card_facts
+from gpu.cluster_job import stage_job
 from gpu.probes import PROBES, Probe
-from gpu.rows import ProbeResult, Row, Verdict, judge
+from gpu.rows import Row, is_all_well
+
+from headway.daemon.cluster.records import Device
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,19 +51,34 @@ def test_a_probe_that_fails_leaves_the_rows_of_the_others(
     assert "says nothing of a card" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["first_operations", "idle_share", "memory", "links", "stages", "snapshots"])
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+@pytest.mark.timeout(3600)
 @pytest.mark.slow
-def test_a_probe_on_the_cpu_has_a_figure_for_each_row(module: str) -> None:
-    """Small sizes, the same code. Its figures say nothing, but none is missing."""
-    probe = next(probe for probe in PROBES if probe.arguments[-1] == f"gpu.{module}")
-    figures = importlib.import_module(f"gpu.{module}").measure("cpu")
-    result = ProbeResult(figures=json.loads(json.dumps(figures)), seconds=0.0)
-    verdicts = {row.name: judge(row, result).verdict for row in probe.rows}
-    assert Verdict.FAILED not in verdicts.values(), verdicts
+def test_a_probe_on_the_cpu_has_a_figure_for_each_row(probe: Probe, tmp_path: Path) -> None:
+    """Small sizes, the same code. Its speeds say nothing; none is missing, and what holds on any device holds."""
+    rows, _ = command.measure([probe], device="cpu", logs=tmp_path)
+    assert is_all_well(rows), [(row.row.name, row.verdict, row.reason) for row in rows]
+
+
+def test_a_job_for_cards_is_what_submit_makes_of_it() -> None:
+    """A job that names no dtype: everything is in bfloat16 there, Newton–Schulz too, and the plan chooses the rest."""
+    job = stage_job("cards", "cpu", 10, devices=(Device(kind="cuda", capability="9.0"),))
+    assert (job.train.dtype, job.optim.matrices.newton_schulz_dtype) == ("bfloat16", "bfloat16")
+    assert (job.train.recompute, job.train.attention_backend, job.train.sync_batches) == ("auto", "flash", 0)
+
+
+def test_facts_that_a_cpu_lacks_have_a_line_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver, no CUDA in torch: one line each, and no failure."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    facts = card_facts()
+    assert {"driver", "nccl", "cublas", "clocks", "power", "topology", "xid"} <= facts.keys()
+    assert all(text.startswith(NOT_HERE) and "\n" not in text for text in facts.values()), facts
+    assert set(card_facts(CHANGING)) == set(CHANGING)
 
 
 @pytest.mark.parametrize(("place", "rank"), [("first", 0), ("middle", 1), ("last", 1)])
-def test_the_traced_stage_has_all_blocks(place: idle_share.Place, rank: int) -> None:
+def test_the_profiled_stage_has_all_blocks(place: idle_share.Place, rank: int) -> None:
     """Its neighbours have what is left."""
     cuts, found = idle_share.cuts_of(place, ("embed", "block.0", "block.1", "head"))
     assert found == rank

@@ -32,6 +32,13 @@ def test_a_probe_that_dies_is_told_by_its_last_words() -> None:
     assert result.trouble == "exit status 1: RuntimeError: no memory"
 
 
+def test_a_probe_that_dies_keeps_what_it_has_measured() -> None:
+    """A figure, then an exception: the rows that are missing say why."""
+    code = "print('{\"a\": 1}'); import sys; print('RuntimeError: no link', file=sys.stderr); raise SystemExit(70)"
+    result = run_probe(python(code), limit_s=60.0, environment=os.environ)
+    assert (dict(result.figures), result.trouble) == ({"a": 1}, "exit status 70: RuntimeError: no link")
+
+
 def test_a_probe_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its first figure counts. It ignores SIGTERM. Neither it nor its child is left."""
     monkeypatch.setattr(gpu.run_probe, "ENDING_S", 0.2)
