@@ -4,6 +4,7 @@ Whatever cannot be asked here has a line that says so.
 """
 
 import importlib.metadata
+import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +31,11 @@ def card_facts(names: Sequence[str] = ()) -> dict[str, str]:
     }
     commands["topology"] = ("nvidia-smi", "topo", "-m")
     commands["xid"] = ("dmesg", "--ctime")
-    asked = {name: said(command) for name, command in commands.items() if not names or name in names}
+    commands = {name: command for name, command in commands.items() if not names or name in names}
+    if shutil.which("nvidia-smi") is None:
+        asked = dict.fromkeys(commands, f"{NOT_HERE}no nvidia-smi")
+    else:
+        asked = {name: said(command) for name, command in commands.items()}
     if "xid" in asked and not asked["xid"].startswith(NOT_HERE):
         errors = [line for line in asked["xid"].splitlines() if "Xid" in line]
         asked["xid"] = "\n".join(errors) or "the kernel's log has none"

@@ -21,7 +21,7 @@ from gpu.cluster_job import stage_job
 from gpu.kernels import KernelTimes
 from gpu.one_stage import OneStage, settled
 from gpu.probe import Parts
-from gpu.sizes import first_device
+from gpu.sizes import first_device, worker_environment
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
@@ -173,6 +173,6 @@ def measure(kind: str) -> Parts:
     job, device = stage_job("idle", kind, WARM_BATCHES + PROFILED_BATCHES + 1), first_device(kind)
     alone = busy_alone(job, device)
     yield {"busy_alone": round(alone, 5)}
-    with Processes(3, environment={}) as processes:
+    with Processes(3, environment=worker_environment(kind)) as processes:
         for place in PLACES:
             yield {f"busy_{place}_vs_alone": round(busy_in(processes, place, job, device) / alone, 5)}

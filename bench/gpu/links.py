@@ -20,7 +20,7 @@ from rigs.pipeline_processes import GENERATION, TIMEOUT, Host, LinkInbox, Proces
 from torch import Tensor
 
 from gpu.probe import Parts, absent
-from gpu.sizes import num_cards
+from gpu.sizes import num_cards, worker_environment
 from headway.stages.device.device import HostCopy, StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.ids import Batch, MicrobatchIndex
@@ -134,7 +134,7 @@ def measure(device: str) -> Parts:
     cards = num_cards(device)
     devices = ("cpu", "cpu") if device == "cpu" else ("cuda:0", "cuda:1" if cards > 1 else "cuda:0")
     pass_bytes = PASS_BYTES[device]
-    with Processes(2, environment={}) as processes:
+    with Processes(2, environment=worker_environment(device)) as processes:
         for size, num_bytes in SIZES.items():
             on_device = mb_s(processes, "grpc", devices, num_bytes, pass_bytes)
             yield {f"grpc_mb_s_{size}": on_device}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpu.links import frame
 from gpu.probe import Parts, absent
-from gpu.sizes import num_cards, wait_for
+from gpu.sizes import num_cards, wait_for, worker_environment
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import FrameKind, Link, LinkLost
 
@@ -113,7 +113,7 @@ def slowdown(traffic: Callable[[], None], device: str, side: int) -> float:
 def measure(kind: str) -> Parts:
     """Two, four and eight workers, then two that compute meanwhile."""
     most = num_cards(kind) if kind == "cuda" else max(GROUPS)
-    with Processes(min(most, max(GROUPS)), environment=None if kind == "cpu" else {}) as processes:
+    with Processes(min(most, max(GROUPS)), environment=worker_environment(kind) or None) as processes:
 
         def of_each(size: int, *, is_beside: bool = False) -> list[float]:
             run = PairsRun(job=processes.new_name(), size=size, kind=kind, is_beside=is_beside)

@@ -1,9 +1,12 @@
 """The sizes that the probes use: a card's, and small ones, with which a CPU runs the same code."""
 
+import os
 from dataclasses import replace
 
 import torch
 
+from headway.daemon.worker.card_host import card_settings
+from headway.stages.links.nccl import SETTINGS
 from headway.stages.spec import ModelSpec, TrainSpec
 
 LARGE_CARD_BYTES = 60 << 30
@@ -65,6 +68,11 @@ def stage_train(device: str, *, batches: int) -> TrainSpec:
 def num_cards(device: str) -> int:
     """Return how many cards a probe has; 0 on the CPU."""
     return 0 if device == "cpu" else torch.cuda.device_count()
+
+
+def worker_environment(device: str) -> dict[str, str]:
+    """Return what a worker has in its environment beside ours."""
+    return {} if device == "cpu" else {**SETTINGS, **card_settings(os.environ, "127.0.0.1")}
 
 
 def first_device(kind: str) -> str:

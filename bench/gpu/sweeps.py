@@ -10,7 +10,6 @@ import hashlib
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -25,6 +24,7 @@ from gpu.sizes import first_device, stage_model
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.node.hardware import find_devices
 from headway.stages.attention_kernels import FASTEST_FIRST, why_not
+from headway.stages.errors import CompilationError
 
 CHUNKS: Final = {"cuda": (512, 2048), "cpu": (8, 32)}
 VOCABULARY: Final = {"cuda": 1 << 17, "cpu": 1 << 10}
@@ -33,15 +33,16 @@ NUM_RUNS: Final = 6
 
 def timed(job: JobSpec, device: str, names: tuple[str, ...] = ()) -> tuple[float, str, bool]:
     """Return the seconds of a microbatch, the bits of its gradients, and whether they are the same a second time."""
-    seconds = seconds_of(OneStage(job, device, names).microbatch, device, NUM_RUNS)
-    first, second = (bits_of(OneStage(job, device, names).microbatch) for _ in range(2))
+    stage = OneStage(job, device, names)
+    seconds = seconds_of(stage.microbatch, device, NUM_RUNS)
+    first, second = (bits_of(stage.microbatch()) for _ in range(2))
     return seconds, first, first == second
 
 
-def bits_of(microbatch: Callable[[], list[torch.Tensor]]) -> str:
+def bits_of(gradients: list[torch.Tensor]) -> str:
     """Return a hash over all gradients."""
     found = hashlib.sha256()
-    for gradient in microbatch():
+    for gradient in gradients:
         found.update(gradient.contiguous().view(torch.uint8).numpy(force=True).tobytes())
     return found.hexdigest()
 
@@ -92,7 +93,11 @@ def measure(kind: str) -> Parts:
     yield {"num_unrepeatable": num_unrepeatable}
     names = ("block.0", "block.1")
     plain_s, _, _ = timed(job_with(), device, names)
-    one, other = (in_a_process(job_with(compile=True), device, names) for _ in range(2))
+    try:
+        one, other = (in_a_process(job_with(compile=True), device, names) for _ in range(2))
+    except CompilationError as error:
+        yield absent(str(error), "compile", "compile_other_bits")
+        return
     yield {
         "compile": round(plain_s / one[0], 4),
         "compile_other_bits": int(one[1] != other[1]),

@@ -77,6 +77,22 @@ def test_facts_that_a_cpu_lacks_have_a_line_that_says_so(monkeypatch: pytest.Mon
     assert set(card_facts(CHANGING)) == set(CHANGING)
 
 
+def test_a_fact_that_cannot_be_asked_hides_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that knows no ECC, and a kernel's log with an Xid between other lines."""
+    for name, script in {
+        "nvidia-smi": 'case "$*" in *ecc*) echo "ecc is not a valid field" >&2; exit 2;; *) echo "answer to $*";; esac',
+        "dmesg": 'echo boot; echo "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus"; echo more',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    facts = card_facts()
+    assert facts["topology"] == "answer to topo -m"
+    assert facts["driver"].startswith("answer to --query-gpu=index,driver_version ")
+    assert facts["ecc_errors"] == f"{NOT_HERE}nvidia-smi ecc is not a valid field"
+    assert facts["xid"] == "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus"
+
+
 @pytest.mark.parametrize(("place", "rank"), [("first", 0), ("middle", 1), ("last", 1)])
 def test_the_profiled_stage_has_all_blocks(place: idle_share.Place, rank: int) -> None:
     """Its neighbours have what is left."""

@@ -51,6 +51,19 @@ def test_a_benchmark_is_quick_and_says_something() -> None:
     assert 0.001 < measured.bfloat16 < 20.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_of_random_numbers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """A card draws less power for constant ones, and would promise a clock that no job holds. Nobody else's numbers
+    change."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "mm", lambda *factors, **_: seen.extend(factors))
+    before = torch.get_rng_state()
+    device_module._products(torch.device("cpu"), dtype)
+    assert all(tensor.dtype is dtype and tensor.unique().numel() > 100 for tensor in seen[:2])
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("flops", "sizes"), [(50e9, [64, 256]), (0.1e9, [64])])
 def test_a_product_that_would_take_too_long_is_estimated(flops: float, sizes: list[int]) -> None:
     """The smaller product comes first: at 0.1 GFLOP/s one of 256 rows would take 0.34 s, and is left out."""
