@@ -27,9 +27,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from gpu.cluster_job import as_submitted
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
+from rigs.submitted import as_submitted
 
 from headway.daemon.base.logging import MONOTONIC
 from headway.daemon.client.cluster_access import ClusterSession

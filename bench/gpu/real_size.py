@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from rigs.overhead_sides import NO_SPARES, Pipeline
+from rigs.submitted import as_submitted
 
-from gpu.cluster_job import as_submitted
 from gpu.probe import Figures, Parts, absent
 from gpu.sizes import num_cards, stage_model, stage_train
 from gpu.stages import operations_per_batch, product_rate
