@@ -59,7 +59,7 @@ def test_products_are_of_random_numbers(monkeypatch: pytest.MonkeyPatch, dtype: 
     monkeypatch.setattr(torch, "mm", lambda *factors, **_: seen.extend(factors))
     before = torch.get_rng_state()
     device_module._products(torch.device("cpu"), dtype)
-    assert all(tensor.dtype is dtype and tensor.unique().numel() > 100 for tensor in seen[:2])
+    assert all(tensor.dtype is dtype and len(set(tensor.flatten().tolist())) > 100 for tensor in seen[:2])
     assert not torch.equal(seen[0], seen[1])
     assert torch.equal(torch.get_rng_state(), before)
 
