@@ -4,7 +4,9 @@ The type of a number says its bounds: the least, the largest, and why it is no l
 others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import sqrt
 from typing import Annotated, Final, Literal
 
@@ -42,6 +44,12 @@ TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
 
 ROUTER_BIAS: Final = "e_score_correction_bias"
 """Last part of the name of a router's bias, whose gradient is the load of the experts."""
+
+MIXING_HALF: Final = "attention"
+MLP_HALF: Final = "mlp"
+"""Last parts of the names of a block's halves: what mixes its tokens, and the MLP or the experts. Each adds to the
+residual stream by itself, so a job may have them as layers.
+"""
 
 MLP_MATRICES: Final = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 """Last parts of the names of an MLP's matrices, and of an expert's."""
@@ -324,14 +332,16 @@ class ModelSpec:
 
     def kind_of(self, layer: str) -> str:
         """Return `embed`, `block` or `head`: layers of one kind compute and cost the same. Blocks that differ in what
-        mixes their tokens are of several kinds, such as `block linear_attention`.
+        mixes their tokens are of several kinds, such as `block linear_attention`. Halves have kinds of their own.
         """
-        kind, _, index = layer.partition(".")
-        if kind != "block":
-            return kind
+        kind, _, rest = layer.partition(".")
+        index, _, half = rest.partition(".")
+        if kind != "block" or half == MLP_HALF:
+            return f"{kind} {half}".rstrip()
         is_mixed = len(set(self.layer_types)) > 1 or 0 < self.first_window_layer < self.num_hidden_layers
         name = f"block {self.type_of(int(index))}" if is_mixed else kind
-        return name if self.is_turned(int(index)) else f"{name} without positions"
+        name = name if self.is_turned(int(index)) else f"{name} without positions"
+        return f"{name} {half}".rstrip()
 
     def window_of(self, block: int) -> int:
         """Return the sliding window of a block; 0: it has none."""
@@ -533,6 +543,20 @@ def weight_version(batch: int, delay: int, sync_batches: int = 0) -> int:
     return batch if batch < sync_batches else max(sync_batches, batch - delay)
 
 
-def layer_names(model: ModelSpec) -> tuple[str, ...]:
-    """Return the layers in order: `embed`, `block.0` …, `head`."""
-    return ("embed", *(f"block.{index}" for index in range(model.num_hidden_layers)), "head")
+def layer_names(model: ModelSpec, *, are_split: bool = False) -> tuple[str, ...]:
+    """Return the layers in order: `embed`, `block.0` …, `head`. are_split: `block.0.attention`, `block.0.mlp` …"""
+    blocks = (f"block.{index}" for index in range(model.num_hidden_layers))
+    if are_split:
+        blocks = (f"{block}.{half}" for block in blocks for half in (MIXING_HALF, MLP_HALF))
+    return ("embed", *blocks, "head")
+
+
+def computed_layers(layers: Sequence[str]) -> tuple[str, ...]:
+    """Return what a stage of these layers computes, one after another: both halves of a block as the whole block."""
+    groups = [(whole, [*names]) for whole, names in groupby(layers, whole_layer)]
+    return tuple(whole if len(names) > 1 else names[0] for whole, names in groups)
+
+
+def whole_layer(layer: str) -> str:
+    """Return the layer of which one is a half, `block.3` of `block.3.mlp`: weights and dropout go by its name."""
+    return ".".join(layer.split(".")[:2])

@@ -45,8 +45,9 @@ SAME: Final = (
     "optim.rest.momentum_dtype",
     "optim.matrices.max_precondition_dim",
     "optim.error_feedback_dtype",
+    "placement.split_blocks",
 )
-"""Settings, in addition to all of [model], that decide which tensors a state file has."""
+"""Settings, in addition to all of [model], that decide which state files there are, and their tensors."""
 
 
 _NOT_READ: Final = CheckpointRecord(timeline=0, boundary=0, url="")

@@ -159,6 +159,10 @@ class PlacementSpec:
     """True if measurements alone may move a running job to a better plan; otherwise only joins and departures do."""
     share_updates: Literal["auto", "always", "never"] = "auto"
     """Whether each replica of a stage orthogonalises a share of its matrices; `auto`: where the plan expects a gain."""
+    split_blocks: bool = False
+    """Whether the halves of each block, attention and MLP, are layers of their own, so that a plan may cut between
+    them. It changes no bit.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +242,7 @@ class JobSpec:
     @property
     def layers(self) -> tuple[str, ...]:
         """Return the model's layers in order."""
-        return layer_names(self.model)
+        return layer_names(self.model, are_split=self.placement.split_blocks)
 
 
 def _with(value: Any, key: str, told: object) -> Any:

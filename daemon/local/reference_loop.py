@@ -31,7 +31,7 @@ from headway.stages.model.experts import set_router_losses
 from headway.stages.model.initial_weights import frozen_beside, initial_adapters, initial_parameters
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.model.positions import document_rows
-from headway.stages.spec import ROUTER_BIAS, TIED
+from headway.stages.spec import ROUTER_BIAS, TIED, layer_names
 from headway.stages.state.optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ def reference(
     evaluation after the last update; 0: as the job says.
     Sets the process's threads and determinism (`configure`).
     """
-    train, device = job.train, torch.device(device)
+    train, device, names = job.train, torch.device(device), layer_names(job.model)
     configure(train, device)
     if train.compile:
-        compile_ahead(job.layers, job.model, train, device)
+        compile_ahead(names, job.model, train, device)
     if initial is None:
         initial = partial(initial_parameters, spec=job.model, seed=job.job.seed)
     frozen = Weights()
     if job.model.has_adapter:
-        frozen = {n: frozen_beside(initial(n), LayerName(n), job.model, train, device=device) for n in job.layers}
+        frozen = {n: frozen_beside(initial(n), LayerName(n), job.model, train, device=device) for n in names}
         initial = adapters or partial(initial_adapters, spec=job.model, seed=job.job.seed)
-    master = {name: _moved(initial(name), device) for name in job.layers}
+    master = {name: _moved(initial(name), device) for name in names}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, **train.of_optimizers)
     versions = _Versions(job, master, frozen, make_optimizer)
     cuts = {name: _CodedCut(job) for name in coded_cuts}
@@ -128,7 +128,7 @@ class _Versions:
         self._dtype = getattr(torch, job.train.dtype)
         self._master = master
         """W_b in fp32, of a job that computes in another dtype. Of a float32 job it is W_0 for ever."""
-        self._optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
+        self._optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in master}
         self.models = [_assembled(job, master, frozen, self._dtype) for _ in range(2)]
         """W_k is in models[k % 2]. A float32 job's weights are these; those of another job are casts of `master`."""
         self._sets = [{name: _trained(layer) for name, layer in model.items()} for model in self.models]
@@ -145,7 +145,9 @@ class _Versions:
             _accumulate(summed, group)
         torch._foreach_mul_(summed, 1 / train.microbatches)
         numbered = iter(summed)
-        gradient = {name: {parameter: next(numbered) for parameter in self._master[name]} for name in job.layers}
+        gradient = {
+            name: {parameter: next(numbered) for parameter in trained} for name, trained in self._master.items()
+        }
         norm = norm_of(gradient, is_tied=job.model.trains_tie)
         if train.clip_norm > 0:
             coefficient = min(1.0, train.clip_norm / (norm + 1e-6))
@@ -322,7 +324,7 @@ def _assembled(job: "JobSpec", weights: Weights, frozen: Weights, dtype: torch.d
     Frozen ones are no copies.
     """
     model = {}
-    for name in job.layers:
+    for name in layer_names(job.model):
         model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
         copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
         model[name].load_state_dict(copies | frozen.get(name, {}), assign=True)

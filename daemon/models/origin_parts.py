@@ -28,11 +28,11 @@ from headway.daemon.models.tensor_places import (
     shown,
 )
 from headway.stages.errors import MissingPackageError
-from headway.stages.model.decoder import frozen_shapes, parameter_shapes
+from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
 from headway.stages.model.expert_stacks import from_mxfp4, part_of
 from headway.stages.model.hugging_face import layer_parameter
 from headway.stages.model.quantized import ABSMAX, quantize, quantized_matrices
-from headway.stages.spec import TIED, ModelSpec
+from headway.stages.spec import TIED, ModelSpec, whole_layer
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, raw_bytes, state_start, tensor_of
@@ -234,7 +234,7 @@ def adapters_of(spec: JobSpec, name: str, *, beat: Callable[[], None] = lambda: 
     found = {}
     for tensor, (file, entry) in find_adapters(folder).items():
         place = layer_parameter(tensor, spec.model)
-        if place is not None and place[0] == name:
+        if place is not None and _is_in(name, *place, spec.model):
             found[f"{INITIAL}/{place[1]}"] = range_of(folder, tensor, file, entry)
     return found
 
@@ -255,7 +255,16 @@ def _parameter_of(name: str, tensor: str, *, model: ModelSpec) -> str:
         return ""  # a second copy of the embedding, which `check_weights` has compared
     if model.tie_word_embeddings and name == "head" and place == ("embed", TIED["embed"]):
         return TIED["head"]
-    return place[1] if place is not None and place[0] == name else ""
+    return place[1] if place is not None and _is_in(name, *place, model) else ""
+
+
+def _is_in(name: str, layer: str, parameter: str, model: ModelSpec) -> bool:
+    """Return whether a layer, or half of one, has a parameter of a whole layer."""
+    if name == layer:
+        return True
+    if whole_layer(name) != layer:
+        return False
+    return parameter in parameter_shapes(name, model) or parameter in trained_shapes(name, model)
 
 
 def _carried(folder: OriginFolder, places: TensorPlaces) -> dict[str, Range]:

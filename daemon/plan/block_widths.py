@@ -4,9 +4,9 @@ A matrix keeps its input only to differentiate by its own weights. Beside an ada
 is kept for the adapter alone, or not at all. A frozen norm does not keep its normed input.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headway.stages.spec import MLP_MATRICES, ModelSpec, Recompute, TrainSpec, adapted_names
+from headway.stages.spec import MLP_HALF, MLP_MATRICES, ModelSpec, Recompute, TrainSpec, adapted_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,12 @@ class BlockWidths:
     """Gradients inside the MLP at the backward's fullest moment, as far as no gradient of weights makes room for
     them.
     """
+
+    def of_half(self, half: str) -> "BlockWidths":
+        """Return those of a half of the block; empty: of the whole."""
+        if half == MLP_HALF:
+            return replace(self, kept=self.kept_above)
+        return replace(self, kept=self.kept - self.kept_above, kept_above=0, passing=0) if half else self
 
 
 def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0, recompute: Recompute = "none") -> BlockWidths:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.records import DeviceKey, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.plan.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
+from headway.stages.spec import computed_layers
 
 if TYPE_CHECKING:  # a reader of a plan need not load what made it
     from headway.daemon.plan.predicted_time import Distance
@@ -245,8 +246,8 @@ def _place_of(workers: Sequence[WorkerPart], position: int) -> tuple[int, int, i
 
 
 def layer_range(layers: Sequence[str]) -> str:
-    """Return consecutive layers in few characters: `embed, block.0-3`."""
-    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
+    """Return consecutive layers in few characters: `embed, block.0-3`, or `block.4.mlp-7` from half a block on."""
+    blocks = [name.removeprefix("block.") for name in computed_layers(layers) if name.startswith("block.")]
     parts = ["embed"] if "embed" in layers else []
     if blocks:
         parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))

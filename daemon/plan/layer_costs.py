@@ -14,10 +14,20 @@ from typing import Final
 
 from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.block_shapes import adapter_shapes, mixing_shapes, mlp_shapes, num_idle, vector_sizes
 from headway.daemon.plan.block_widths import block_widths
 from headway.daemon.plan.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
 from headway.optim.spec import STEP_COUNT, GroupSpec
-from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, adapted_names, matrix_names
+from headway.stages.spec import (
+    MIXING_HALF,
+    MLP_HALF,
+    NF4_BLOCK,
+    RULE_CHUNK,
+    ModelSpec,
+    Recompute,
+    TrainSpec,
+    whole_layer,
+)
 
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
@@ -108,8 +118,7 @@ def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[Laye
     """
     model, again = spec.model, recompute or spec.train.recomputes[0]
     cost_of = _own_block_cost if model.has_own_block else _block_cost
-    block = [cost_of(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
-    costs = (_embed_cost(spec), *block, _head_cost(spec))
+    costs = (_embed_cost(spec), *(cost_of(spec, name, again) for name in spec.layers[1:-1]), _head_cost(spec))
     return tuple(_beside_frozen(cost, spec, again) for cost in costs) if spec.train.learns_preferences else costs
 
 
@@ -139,7 +148,7 @@ def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> flo
     """Return the seconds of forward and backward of one microbatch of one layer on a device."""
     products = (cost.forward_flops + cost.backward_flops) / _flops(device, train.dtype, train.threads)
     if device.num_cores:
-        return products + START_S[kind_of_layer(cost.name)] / _cores(device, 1)
+        return products + _part(cost) * START_S[kind_of_layer(cost.name)] / _cores(device, 1)
     return products + (cost.moved_bytes / (GIGA * device.memory_gb_s) if device.memory_gb_s else 0.0)
 
 
@@ -150,8 +159,13 @@ def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
         return products + cost.update_bytes / (GIGA * device.memory_gb_s)
     bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S * _cores(device, 1)
     has_start = device.num_cores and cost.update_bytes
-    start_s = UPDATE_START_S[kind_of_layer(cost.name)] / _cores(device, 1) if has_start else 0.0
+    start_s = _part(cost) * UPDATE_START_S[kind_of_layer(cost.name)] / _cores(device, 1) if has_start else 0.0
     return products + cost.update_bytes / bandwidth / device.speed + start_s
+
+
+def _part(cost: LayerCost) -> float:
+    """Return what part of its kind's operations a layer starts."""
+    return 1.0 if cost.name == whole_layer(cost.name) else 0.5
 
 
 def shareable_part(cost: LayerCost, device: Device, train: TrainSpec) -> float:
@@ -224,43 +238,6 @@ def _tokens(train: TrainSpec) -> int:
     return train.microbatch_size * train.sequence_length
 
 
-def _mixing_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of the matrices of a block's attention, full or linear: (rows, columns)."""
-    hidden, query = model.hidden_size, model.num_attention_heads * model.head_width_of(block)
-    key_value = model.key_value_heads_of(block) * model.head_width_of(block)
-    inputs: tuple[int, ...] = (query * (1 + model.attn_output_gate), key_value, key_value)
-    if model.has_values_of_keys(block):
-        inputs = inputs[:2]
-    if model.fused_projections:
-        inputs = (query + 2 * key_value,)
-    elif model.type_of(block) == "linear_attention":
-        query, heads = model.linear_value_width, model.linear_num_value_heads
-        inputs = (2 * model.linear_key_width + query, query, heads, heads)
-    return (*((rows, hidden) for rows in inputs), (hidden, query))
-
-
-def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of the MLP's matrices, or of all experts': (rows, columns)."""
-    hidden, wide = model.hidden_size, model.intermediate_size
-    if model.has_experts:
-        widths = [model.moe_intermediate_size] * model.num_experts
-        if model.num_shared_experts:
-            widths.append(model.num_shared_experts * model.moe_intermediate_size)
-        return tuple(shape for width in widths for shape in ((width, hidden), (width, hidden), (hidden, width)))
-    inputs = (2 * wide,) if model.fuses_gate_up else (wide, wide)
-    return (*((rows, hidden) for rows in inputs), (hidden, wide))
-
-
-def _adapter_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
-    names, of_mixing, of_mlp = matrix_names(model, block), _mixing_shapes(model, block), _mlp_shapes(model)
-    if model.has_experts:  # the three matrices of one expert after those of another
-        names = (*names[: len(of_mixing)], *names[len(of_mixing) :] * (len(of_mlp) // 3))
-    rank, adapted = model.adapter.rank, adapted_names(model, block)
-    chosen = [shape for name, shape in zip(names, (*of_mixing, *of_mlp), strict=True) if name in adapted]
-    return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
-
-
 def _frozen_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]], num_others: int) -> int:
     """Return the bytes of a block's weights beside its adapters: quantized matrices are codes and float32 scales."""
     size, num_elements = element_bytes(spec.train), sum(rows * columns for rows, columns in matrices)
@@ -281,45 +258,6 @@ def _dequantized_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]]) -> in
     if spec.model.adapter.quantize == "int8" and spec.train.dtype != "float32":
         size += FP32_BYTES
     return size * max(rows * columns for rows, columns in matrices)
-
-
-def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
-    """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's, a
-    convolution's.
-    """
-    sizes = [model.hidden_size] * (4 if model.norm_placement == "both" else 2)
-    if model.type_of(block) == "linear_attention":
-        channels = 2 * model.linear_key_width + model.linear_value_width
-        sizes += [channels * model.linear_conv_kernel_dim, model.linear_value_head_dim]
-        sizes += [model.linear_num_value_heads] * 2
-    elif model.qk_norm:
-        of_heads = model.num_attention_heads, model.key_value_heads_of(block)
-        sizes += [model.head_width_of(block) * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
-    if model.layer_scalar:
-        sizes.append(1)
-    if model.has_experts:
-        sizes.append(model.num_experts * model.hidden_size)
-    if model.router_bias:
-        sizes.append(model.num_experts)
-    if model.expert_bias:
-        sizes += [model.num_experts, *(rows for rows, _ in _mlp_shapes(model))]
-    if model.attention_sinks and model.type_of(block) != "linear_attention":
-        sizes.append(model.num_attention_heads)
-    if model.shared_expert_gate:
-        sizes.append(model.hidden_size)
-    if model.qkv_bias:
-        sizes += [rows for rows, _ in _mixing_shapes(model, block)[:-1]]
-    if model.output_bias:
-        sizes.append(model.hidden_size)
-    if model.mlp_bias:
-        sizes += [rows for rows, _ in _mlp_shapes(model)]
-    return sizes
-
-
-def _num_idle(model: ModelSpec) -> int:
-    """Return the elements of matrices that a token does not meet: those of the experts to which it does not go."""
-    idle = model.num_experts - model.num_experts_per_tok
-    return 3 * idle * model.hidden_size * model.moe_intermediate_size
 
 
 def _update_flops(group: GroupSpec, rows: int, columns: int) -> float:
@@ -345,16 +283,20 @@ def _sequence_costs(model: ModelSpec, train: TrainSpec, index: int) -> tuple[flo
 
 
 def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
+    """Return the cost of a block, or of half of one beside whose layer the stage has not the other half."""
     model, train, group = spec.model, spec.train, spec.optim.matrices
-    index = int(name.partition(".")[2])
-    of_attention = _mixing_shapes(model, index)
-    shapes = (*of_attention, *_mlp_shapes(model))
-    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model, index)
-    num_used = num_matrix - _num_idle(model)
+    index, _, half = name.removeprefix("block.").partition(".")
+    block, mixes, has_mlp = int(index), half != MLP_HALF, half != MIXING_HALF
+    of_attention = mixing_shapes(model, block) if mixes else ()
+    shapes = (*of_attention, *(mlp_shapes(model) if has_mlp else ()))
+    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), vector_sizes(model, block, half)
+    num_used = num_matrix - has_mlp * num_idle(model)
     tokens, size = _tokens(train), element_bytes(train)
-    plain, widths = (block_widths(model, train, block=index, recompute=each) for each in ("none", recompute))
-    is_linear = model.type_of(index) == "linear_attention"
-    attention, kept, passing = _sequence_costs(model, train, index)
+    plain, widths = (
+        block_widths(model, train, block=block, recompute=each).of_half(half) for each in ("none", recompute)
+    )
+    is_linear = mixes and model.type_of(block) == "linear_attention"
+    attention, kept, passing = _sequence_costs(model, train, block) if mixes else (0.0, 0, 0)
     of_rule, again = (passing, tokens * attention) if is_linear else (0, 0.0)  # the rule is always computed again
     whole, kept = tokens * size * plain.kept + kept, tokens * size * widths.kept + kept
     above, of_input = tokens * size * widths.kept_above, tokens * size * model.hidden_size
@@ -366,13 +308,13 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     if recompute == "block":
         kept, again = of_input, again + tokens * (2.0 * num_used + attention)
         of_mlp, passing = of_mlp + whole - kept, passing + whole - kept
-    elif recompute == "attention":
+    elif recompute == "attention" and mixes:
         kept = of_input + above  # all from attention's output on
         passing += whole - tokens * size * plain.kept_above - of_input
         again += tokens * (2.0 * sum(rows * columns for rows, columns in of_attention) + attention)
     trained, others, num_adapter = shapes, vectors, 0
     if model.has_adapter:
-        trained, others = _adapter_shapes(model, index), []
+        trained, others = adapter_shapes(model, block, half), []
         num_adapter = sum(rows * columns for rows, columns in trained)
     return _cost(
         spec,

@@ -92,8 +92,9 @@ class PaceWalk:
         self._widest = costs.cuts.widest_boundary_s(order)
         self._has_limits = any(slot.limit_bytes or slot.host_memory_bytes for slot in order)
         # What one layer more costs: a stage of one layer has frames as well.
-        one, two = (self._each[:, costs.slices.slice_of.diagonal(number)] for number in (1, 2))
-        per_layer = two - one[:, :-1]
+        step = 1 + costs.spec.placement.split_blocks  # halves by turns
+        one, more = (self._each[:, costs.slices.slice_of.diagonal(number)] for number in (1, 1 + step))
+        per_layer = (more - one[:, :-step]) / step
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
         whole = costs.slices.slice_of[0, costs.num_layers]
         work = costs.num_microbatches * self._each[:, whole] + self._update[:, whole]

@@ -34,8 +34,10 @@ from headway.daemon.plan.search import WORTH_A_STAGE, AtHome, Search
 from headway.daemon.plan.stage_costs import StageCosts
 from headway.daemon.plan.stage_memory import HOST_STATES
 from headway.stages.links.codec import Codec, is_rounding
-from headway.stages.spec import TrainSpec
+from headway.stages.spec import MLP_HALF, TrainSpec
 
+WORTH_A_CUT: Final = 1.01
+"""Cuts inside blocks must make a batch at least this many times faster."""
 MOST_NAMED: Final = 4
 """Maximum number of devices named in one sentence."""
 FEW_WITH_BLOCKED: Final = 5
@@ -181,8 +183,17 @@ class _Planner:
         profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
         entrance = question.relayed.entrance
         kinds = Kinds(costs.pace_of, distinct_nodes=profiled, blocked=self._pairs, entrance=entrance)
-        at_home = AtHome(self._spec.layers, question.previous, question.holdings)
-        found = Search(costs, slots, kinds, at_home).best()
+        names = self._spec.layers
+        found = Search(costs, slots, kinds, AtHome(names, question.previous, question.holdings)).best()
+        if self._spec.placement.split_blocks:
+            # Whole blocks are half as many: their search goes further, and what has no gain is not cut.
+            firsts = [at for at, name in enumerate(names) if not name.endswith(f".{MLP_HALF}")]
+            at_home = AtHome(tuple(names[at] for at in firsts), question.previous, question.holdings)
+            whole = Search(costs.with_whole_blocks(), slots, kinds, at_home).best()
+            if whole is not None and (found is None or found.seconds * WORTH_A_CUT > whole.seconds):
+                places = [*firsts, len(names)]
+                spans = tuple((places[first], places[end]) for first, end in whole.cut.spans)
+                found = replace(whole, cut=replace(whole.cut, spans=spans))
         return None if found is None else (found.seconds, place(costs, found.cut))
 
     def _is_refused_by_blocked_ways(self) -> bool:

@@ -16,7 +16,7 @@ from statistics import median
 from headway.daemon.cluster.measurements import LayerTime, LinkProbe
 from headway.daemon.cluster.records import Device, DeviceKey
 from headway.daemon.plan.layer_costs import LayerCost, microbatch_seconds, shareable_part, update_seconds
-from headway.stages.spec import TrainSpec
+from headway.stages.spec import MIXING_HALF, MLP_HALF, TrainSpec
 
 Layers = tuple[tuple[DeviceKey, tuple[tuple[str, LayerTime], ...]], ...]
 """Times by device and kind of layer, as in `timed_kind`; sorted."""
@@ -144,8 +144,8 @@ class DeviceClock:
 
 
 def layer_of(kind: str) -> str:
-    """Return `embed`, `block` or `head` of a kind, however it is computed."""
-    return kind.partition("+")[0]
+    """Return `embed`, `block` or `head` of a kind, however it is computed, and of which half a block."""
+    return kind.partition("+")[0].removesuffix(f" {MIXING_HALF}").removesuffix(f" {MLP_HALF}")
 
 
 class _Ratios:

@@ -116,6 +116,10 @@ class StageCosts:
         """Return the costs of the same job where each stage has one worker, which then needs fewer gradient sums."""
         return self._of(self.spec, has_replicas=False)
 
+    def with_whole_blocks(self) -> "StageCosts":
+        """Return the costs of the same job where no plan cuts inside a block."""
+        return self._of(self.spec.with_values({"placement.split_blocks": False}), self._has_replicas)
+
     def _of(self, spec: JobSpec, has_replicas: bool) -> "StageCosts":
         return StageCosts(
             spec, self._slots, self._profiles, self.links, num_copies=self._num_copies, has_replicas=has_replicas

@@ -6,6 +6,7 @@ slices serves every place in the pipeline.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from headway.daemon.plan.layer_costs import (
 from headway.daemon.plan.replica_shares import Counts, Floats, group_ends
 from headway.stages.links.codec import codec_between, feedback_bytes
 from headway.stages.schedule.stage_schedule import replica_depth, schedule_depth
-from headway.stages.spec import timed_kind
+from headway.stages.spec import MIXING_HALF, MLP_HALF, ModelSpec, timed_kind, whole_layer
 
 
 class LayerSlices:
@@ -35,24 +36,21 @@ class LayerSlices:
     def __init__(self, spec: JobSpec) -> None:
         self.recomputes = spec.train.recomputes
         """What a stage may compute again, the fastest first."""
-        layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
-        self.layers = layers_by_choice[0]
+        whole = spec.with_values({"placement.split_blocks": False})
+        halves = {recompute: layer_costs(spec, recompute) if whole != spec else () for recompute in self.recomputes}
+        self.layers = layer_costs(spec, self.recomputes[0])
         self.names = tuple(cost.name for cost in self.layers)
         self.num_layers = len(self.layers)
         self.by_kind = {
             timed_kind(spec.model.kind_of(cost.name), recompute): cost
-            for recompute, layers in zip(self.recomputes, layers_by_choice, strict=True)
-            for cost in layers
+            for recompute in self.recomputes
+            for cost in (*layer_costs(whole, recompute), *halves[recompute][1:-1])
         }
-        """Costs of a layer of each kind, as in `timed_kind`."""
-        kinds_of_layers = [spec.model.kind_of(name) for name in self.names]
-        plain = list(dict.fromkeys(kinds_of_layers))
-        kinds = np.array([plain.index(kind) for kind in kinds_of_layers])
+        """Costs of a layer of each kind, as in `timed_kind`. Both halves of a block are a whole one."""
+        plain = list(dict.fromkeys(map(spec.model.kind_of, (*whole.layers, *self.names))))
         size = self.num_layers + 1
-        before = np.zeros((size, len(plain)), dtype=np.int64)
-        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(plain)), axis=0)
         firsts, ends = np.triu_indices(size, k=1)
-        numbers, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
+        numbers, slices = np.unique(_numbers(self.names, spec.model, plain, firsts, ends), axis=0, return_inverse=True)
         self.num_slices = len(numbers)
         """Of one choice of recomputation."""
         counts = np.zeros((len(self.recomputes), self.num_slices, len(self.by_kind)))
@@ -78,6 +76,13 @@ class LayerSlices:
     def _each(self, of_layer: Callable[[LayerCost], float]) -> Floats:
         return np.array([of_layer(cost) for cost in self.by_kind.values()], dtype=np.float64)
 
+    def order(self) -> Counts:
+        """Return the places of the kinds in a slice. [num kinds]"""
+        index = {whole_layer(name): index for index, name in enumerate(self.names)}
+        # Of a block's halves, a slice has the MLP alone at its beginning, and attention alone at its end.
+        ends = {MLP_HALF: 0, MIXING_HALF: self.num_layers}
+        return np.array([ends.get(c.name.split(".")[-1], index[whole_layer(c.name)]) for c in self.by_kind.values()])
+
     def slice_number(self, span: tuple[int, int], recompute: str) -> int:
         """Return the slice of (first layer, end) under a choice of recomputation."""
         return self._choice(recompute) * self.num_slices + int(self.slice_of[span])
@@ -89,6 +94,23 @@ class LayerSlices:
 
     def _choice(self, recompute: str) -> int:
         return self.recomputes.index(recompute) if recompute in self.recomputes else 0
+
+
+def _numbers(names: Sequence[str], model: ModelSpec, kinds: Sequence[str], firsts: Counts, ends: Counts) -> Counts:
+    """Return how many layers of each kind slices have, with both halves of a block as one. [num slices, num kinds]"""
+
+    def is_of(kind_of: Iterable[str]) -> Counts:
+        return np.array([[each == kind for kind in kinds] for each in kind_of], dtype=np.int64)
+
+    blocks = [whole_layer(name) for name in names]
+    whole, alone = is_of(map(model.kind_of, blocks)), is_of(map(model.kind_of, names))
+    changes = np.array([one != other for one, other in pairwise(blocks)])[:, np.newaxis]
+    begin, finish = np.vstack(([[True]], changes)), np.vstack((changes, [[True]]))
+    none = np.zeros((1, len(kinds)), dtype=np.int64)
+    begun, finished = (np.vstack((none, np.cumsum(whole * each, axis=0))) for each in (begin, finish))
+    lead, tail = np.vstack((alone * ~begin, none)), np.vstack((none, alone * ~finish))
+    found: Counts = finished[ends] - begun[firsts] + lead[firsts] + tail[ends]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +226,7 @@ class StageMemory:
         counts, costs = self._slices.counts, list(self._slices.by_kind.values())
         kept = counts * np.array([cost.activation_bytes for cost in costs], dtype=np.float64)
         returned = counts * np.array([cost.backward_bytes for cost in costs], dtype=np.float64)
-        order, most = np.array([self._slices.names.index(cost.name) for cost in costs]), np.zeros(len(counts))
+        order, most = self._slices.order(), np.zeros(len(counts))
         for column, cost in enumerate(costs):
             others = kept[:, order < order[column]].sum(axis=1) + returned[:, order > order[column]].sum(axis=1)
             of_last = kept[:, column] + cost.backward_bytes

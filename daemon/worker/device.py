@@ -30,7 +30,7 @@ from headway.stages.ids import LayerName
 from headway.stages.model.decoder import frozen_shapes, trained_shapes
 from headway.stages.model.determinism import configure
 from headway.stages.model.quantized import is_plain
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, TrainSpec, computed_layers, layer_names
 from headway.stages.stage.allocator import release_freed_memory
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
@@ -261,7 +261,7 @@ def warm_up_layers(layers: Sequence[str], spec: JobSpec, device: StageDevice) ->
 
     Raises torch.OutOfMemoryError when the device has no room for one layer, and DeviceLateError.
     """
-    by_kind = {spec.model.kind_of(name): name for name in reversed(layers)}
+    by_kind = {spec.model.kind_of(name): name for name in reversed(computed_layers(layers))}
     for kind, name in by_kind.items():
         began = perf_counter()
         _train_once(LayerName(name), spec, device, is_first=kind == "embed", is_last=kind == "head")

@@ -19,7 +19,7 @@ from headway.daemon.worker.goal import (
     next_action,
     time_for,
 )
-from headway.stages.spec import TrainSpec, timed_kind
+from headway.stages.spec import TrainSpec, computed_layers, timed_kind
 
 TICK_S: Final = 0.5
 """Interval of the daemon's judgements."""
@@ -179,7 +179,7 @@ def launched_s(start: Start, train: TrainSpec, timed: Mapping[str, LayerTime], *
     example to free memory, waits for all of them: at most `num_ahead` microbatches and an update.
     """
     recompute = start.plan.workers[start.position].recompute or train.recompute
-    kinds = [timed_kind(layer, recompute) for layer in start.layers]
+    kinds = [timed_kind(layer, recompute) for layer in computed_layers(start.layers)]
     seconds: dict[str, float] = {}
     for kind, layer in timed.items():
         # Of blocks of several types, the slowest counts for each: a plan's stage does not say which are which.

@@ -90,7 +90,10 @@ def _around(start: Start, spec: JobSpec, context: StageContext) -> _Around:
             tied = by_group(start.neighbours.tied, start, spec)
             contracts |= {peer.position: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()}
     codecs = {}
-    for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
+    for neighbours, codec, cut in (
+        (upstream, context.upstream_codec, context.cut_above),
+        (downstream, context.downstream_codec, context.cut_below),
+    ):
         for peer in neighbours.values():
             codecs[peer.position] = codec
             contracts[peer.position] = FrameContract.of(
@@ -100,6 +103,7 @@ def _around(start: Start, spec: JobSpec, context: StageContext) -> _Around:
                 has_ties=has_tied_neighbour,
                 activations=codec,
                 gradients=codec,
+                cut=cut,
             )
     return _Around(
         upstream=upstream,

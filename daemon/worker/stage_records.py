@@ -223,8 +223,8 @@ class PacedGraph(StageGraph):
         self._due = 0.0
         register_action(PACE, self._rest)
         for modules in self._modules:
-            for layer, module in zip(self._layers, modules, strict=True):
-                module.register_forward_hook(partial(_computed, on_layer, str(layer.name)))
+            for name, module in zip(self._names, modules, strict=True):
+                module.register_forward_hook(partial(_computed, on_layer, name))
 
     def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:
         """Compute the stage's forward, not faster than its layers' minimum times."""

@@ -82,18 +82,21 @@ class FrameContract:
         has_ties: bool = False,
         activations: Codec = Codec.NONE,
         gradients: Codec = Codec.NONE,
+        cut: str = "",
     ) -> "FrameContract":
         """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
 
         has_norms: only the leading replicas of two stages exchange the norm, and the job's end. has_ties: these are the
         first and the last stage of a tied embedding. activations, gradients: their codecs, which are equal on one link.
+        cut: the MLP with which the lower one begins, if that is inside a block: its parameters' squares travel too.
         """
+        num_squares = len(layer_names(model)) + (len(trained_shapes(cut, model)) if cut else 0)
         hidden = TensorForm(getattr(torch, train.dtype), (train.hidden_rows, train.sequence_length, model.hidden_size))
         forms = {
             FrameKind.ACTIVATION: (*_coded(hidden, activations), *_beside(train)),
             **({FrameKind.EVALUATION: (hidden, *_beside(train))} if train.eval_every else {}),
             FrameKind.GRADIENT: _coded(hidden, gradients),
-            FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
+            FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (num_squares,), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
             **({FrameKind.JOB_END: (_JOB_END,)} if train.stops_early else {}),
         }

@@ -26,7 +26,7 @@ from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.positions import DocumentRows, added_mask, query_scales, rotary_table
 from headway.stages.model.recomputation import through, through_product
 from headway.stages.plugin_names import PluginError, imported, told_by
-from headway.stages.spec import BLOCKS, ModelSpec, Recompute, RopeSpec
+from headway.stages.spec import BLOCKS, MIXING_HALF, MLP_HALF, ModelSpec, Recompute, RopeSpec, whole_layer
 
 # Attention with a sink: one learned logit of each head takes part in the softmax, for a value of zero.
 #
@@ -76,7 +76,7 @@ _BACKENDS = {
 
 
 def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBackend = "auto") -> nn.Module:
-    """Return the layer `embed`, `block.<i>` or `head`, with its parameters on the meta device.
+    """Return the layer `embed`, `block.<i>`, half of that, or `head`, with its parameters on the meta device.
 
     Raises ValueError for a name that the model does not have.
     """
@@ -84,13 +84,21 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
         return adapt(Embedding(spec), spec.adapter, name)
     if name == "head":
         return adapt(Head(spec), spec.adapter, name)
-    kind, _, index = name.partition(".")
+    kind, index, half = _parts(name)
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        if spec.has_own_block:
+        if spec.has_own_block and not half:
             return _own_block(spec)
-        make = pkgutil.resolve_name(BLOCKS[spec.block])
-        return adapt(make(spec, attention_backend, index=int(index)), spec.adapter, name)
+        if not spec.has_own_block and half in ("", MIXING_HALF, MLP_HALF):
+            make = pkgutil.resolve_name(BLOCKS[spec.block])
+            return adapt(make(spec, attention_backend, index=int(index), half=half), spec.adapter, whole_layer(name))
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return the kind, the index and the half of a layer, as far as its name has them."""
+    kind, _, rest = name.partition(".")
+    index, _, half = rest.partition(".")
+    return kind, index, half
 
 
 def _own_block(spec: ModelSpec) -> nn.Module:
@@ -143,10 +151,10 @@ def frozen_shapes(name: str, spec: ModelSpec) -> dict[str, tuple[torch.Size, tor
 
 def _kind(name: str, spec: ModelSpec) -> str:
     """Return the first layer of a layer's kind, whose parameters are alike. Raises ValueError as `build_layer`."""
-    kind, _, index = name.partition(".")
+    kind, index, half = _parts(name)
     is_block = kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers
     period = len(spec.layer_types) or 1
-    return f"block.{int(index) % period}" if is_block else name
+    return f"block.{int(index) % period}.{half}".rstrip(".") if is_block else name
 
 
 @lru_cache(maxsize=16)
@@ -203,21 +211,24 @@ class Embedding(nn.Module):
 
 class Block(nn.Module):
     """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each normed before or after or both,
-    and added.
+    and added. Or one half of that: the other one's operations follow, or came before, in a layer of its own.
     """
 
-    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, index: int) -> None:
+    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, index: int, half: str = "") -> None:
         super().__init__()
-        if spec.type_of(index) == "linear_attention":
+        self.mixes, self.has_mlp = half != MLP_HALF, half != MIXING_HALF
+        if self.mixes and spec.type_of(index) == "linear_attention":
             self.linear_attn = GatedDeltaNet(spec)
-        else:
+        elif self.mixes:
             self.self_attn = Attention(spec, attention_backend, block=index)
-        self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
+        if self.has_mlp:
+            self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
         self.norms = _NORMS[spec.norm_placement]
-        for name in filter(None, self.norms):
-            setattr(self, name, _rms_norm(spec, spec.hidden_size))
+        for place, name in enumerate(self.norms):
+            if name and (self.mixes if place < 2 else self.has_mlp):
+                setattr(self, name, _rms_norm(spec, spec.hidden_size))
         self.residual_multiplier = spec.residual_multiplier
-        if spec.layer_scalar:
+        if spec.layer_scalar and self.has_mlp:
             self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"))
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
@@ -228,17 +239,22 @@ class Block(nn.Module):
         """Say what the backward computes again of what is inside the block."""
         self.recomputes_attention = recompute == "attention"
         self.recomputes_elementwise = recompute in ("elementwise", "attention")
-        for part in self.mlp.modules():
+        for part in self.modules():
             if isinstance(part, SwiGlu | Expert):
                 part.recomputes_product = self.recomputes_elementwise
 
     def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
+        if not self.mixes:
+            return self._through_mlp(hidden)
         if self.recomputes_attention:
             # No randomness is inside, so there is no generator's state to keep.
             mixed = checkpoint(self._attention, hidden, documents, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed = self._attention(hidden, documents)
         hidden = self._added(hidden, mixed)
+        return self._through_mlp(hidden) if self.has_mlp else hidden
+
+    def _through_mlp(self, hidden: Tensor) -> Tensor:
         hidden = self._added(hidden, self._normed(self._through_norm(self.mlp, hidden, 2), 3))
         if not hasattr(self, "layer_scalar"):
             return hidden

@@ -37,20 +37,20 @@ from headway.stages.model.families import (
     WITHOUT_EFFECT,
     Family,
 )
-from headway.stages.spec import TIED, LayerType, ModelSpec
+from headway.stages.spec import TIED, LayerType, ModelSpec, whole_layer
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
 
 def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
-    """Return `model.layers.3.mlp.up_proj.weight` for `block.3`, `mlp.up_proj.weight`. Raises ValueError for an unknown
-    layer.
+    """Return `model.layers.3.mlp.up_proj.weight` for `block.3`, `mlp.up_proj.weight`, or for its half. Raises
+    ValueError for an unknown layer.
 
     A checkpoint has a tied matrix once, as the embedding.
     """
     if model.tie_word_embeddings and TIED.get(layer) == parameter:
         layer, parameter = "embed", TIED["embed"]
-    kind, _, index = layer.partition(".")
+    kind, _, index = whole_layer(layer).partition(".")
     if kind == "block":
         parameter = _with_names(parameter, _renamed(model))
     if kind in _PREFIXES:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from headway.stages.model.adapters import DOWN
 from headway.stages.model.decoder import ZeroCenteredNorm, build_layer, frozen_shapes, trained_shapes
 from headway.stages.model.quantized import is_plain, quantized
-from headway.stages.spec import TIED, ModelSpec, TrainSpec
+from headway.stages.spec import TIED, ModelSpec, TrainSpec, whole_layer
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
-    """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
+    """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls. A
+    half has that of its whole layer.
 
     Adapters are left out. Weights are normal with standard deviation `initializer_range`; norms' gains are ones and
     biases zeros, as in Hugging Face. So are the vectors of a plug-in's block. Raises ValueError for a layer that the
@@ -37,13 +38,13 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
         if norm is not None or name.endswith((".dt_bias", "layer_scalar")):
             return torch.ones(shape)
         if name.endswith(".A_log"):  # of decays between those of transformers
-            drawn = _generator(f"{seed}/{layer}/{name}").random(tuple(shape), dtype=np.float32)
+            drawn = _generator(f"{seed}/{whole_layer(layer)}/{name}").random(tuple(shape), dtype=np.float32)
             return torch.from_numpy(drawn).mul_(15.99).add_(0.01).log_()
         if name.endswith((".bias", ".e_score_correction_bias")):
             return torch.zeros(shape)
         # Both copies of a tied matrix are drawn as the embedding's.
         is_tied = spec.tie_word_embeddings and TIED.get(layer) == name
-        key = f"{seed}/embed/{TIED['embed']}" if is_tied else f"{seed}/{layer}/{name}"
+        key = f"{seed}/embed/{TIED['embed']}" if is_tied else f"{seed}/{whole_layer(layer)}/{name}"
         return _normal(shape, deviation=spec.initializer_range, key=key)
 
     return {name: initial(name, parameter.shape) for name, parameter in module.named_parameters()}
@@ -53,7 +54,7 @@ def initial_adapters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Ten
     """Return the adapters of a layer at boundary 0, as `initial_parameters`: A is uniform as in PEFT, B is zeros."""
 
     def initial(name: str, shape: torch.Size) -> Tensor:
-        return _uniform(shape, key=f"{seed}/{layer}/{name}") if f".{DOWN}." in name else torch.zeros(shape)
+        return _uniform(shape, key=f"{seed}/{whole_layer(layer)}/{name}") if f".{DOWN}." in name else torch.zeros(shape)
 
     return {name: initial(name, shape) for name, shape in trained_shapes(layer, spec).items()}
 

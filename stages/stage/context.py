@@ -11,7 +11,7 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.schedule.stage_schedule import StageSchedule
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import MIXING_HALF, MLP_HALF, ModelSpec, TrainSpec, whole_layer
 from headway.stages.update_shares import UpdateShares
 
 
@@ -96,6 +96,17 @@ class StageContext:
         return self.model.trains_tie and self.is_first != self.is_last
 
     @property
+    def cut_above(self) -> str:
+        """Return the MLP if the stage begins inside a block; empty: it does not."""
+        return self.layers[0] if self.layers[0].endswith(f".{MLP_HALF}") else ""
+
+    @property
+    def cut_below(self) -> str:
+        """Return the MLP of the next stage if this one ends inside a block; empty: it does not."""
+        last = self.layers[-1]
+        return f"{whole_layer(last)}.{MLP_HALF}" if last.endswith(f".{MIXING_HALF}") else ""
+
+    @property
     def contract(self) -> FrameContract:
         """Return the contract of the frames from neighbouring stages, and from the other end of a tied embedding."""
         return FrameContract.of(
@@ -104,6 +115,7 @@ class StageContext:
             has_ties=self.has_tied_end,
             activations=self.upstream_codec,
             gradients=self.downstream_codec,
+            cut=self.cut_below,
         )
 
     @property

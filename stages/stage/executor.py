@@ -17,6 +17,7 @@ from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.schedule_state import ScheduleState
+from headway.stages.spec import computed_layers
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext, StageLinks
@@ -76,7 +77,7 @@ class Executor:
         )
         self.awaited_peer = self._reception.awaited_peer
         self.layer_times = LayerTimes(
-            [context.model.kind_of(name) for name in context.layers],
+            [context.model.kind_of(name) for name in computed_layers(context.layers)],
             device,
             recompute=train.recompute,
             has_updates=context.update_shares is None,

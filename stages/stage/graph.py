@@ -1,9 +1,10 @@
 """Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight.
 
-A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
-backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. With
-`elementwise` and `attention` the graph stays one, and a part is computed again inside it. The place of a graph's cut
-changes no bit: the gradient of a piece's input is that of the output of the piece above it.
+A stage that has both halves of a block computes them as the whole block. It is a row of *pieces*: runs of layers with
+one graph each. A piece keeps its graph from its forward to its backward; with `recompute = "block"` each block is a
+piece that keeps only its input and recomputes its graph. With `elementwise` and `attention` the graph stays one, and a
+part is computed again inside it. The place of a graph's cut changes no bit: the gradient of a piece's input is that of
+the output of the piece above it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from headway.stages.model.decoder import Block, build_layer, trained_shapes
 from headway.stages.model.experts import set_router_losses
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.model.positions import DocumentRows, document_rows
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, TrainSpec, computed_layers, layer_names, whole_layer
 from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
 from headway.stages.telemetry.layer_times import LayerTimes, Sample
@@ -27,7 +28,7 @@ from headway.stages.telemetry.layer_times import LayerTimes, Sample
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Layers first … end-1 of a stage, differentiated as one graph."""
+    """Modules first … end-1 of a stage, differentiated as one graph."""
 
     first: int
     end: int
@@ -59,7 +60,8 @@ class StageGraph:
     """The layers of a stage in a row, on an explicit weight version.
 
     There is one module per layer and tensor set, whose parameters are that set's tensors: a forward reads a version by
-    calling its module. The arithmetic is that of functional_call, without its cost per call.
+    calling its module. Two halves of a block have one together. The arithmetic is that of functional_call, without its
+    cost per call.
     """
 
     def __init__(
@@ -74,6 +76,9 @@ class StageGraph:
         times: LayerTimes | None = None,
     ) -> None:
         self._layers = tuple(layers)
+        self._names = computed_layers([layer.name for layer in layers])
+        self._layers_of = [[each for each in layers if whole_layer(each.name) == whole_layer(n)] for n in self._names]
+        """The layers of each module: one, or two halves."""
         self._is_last = is_last
         self._seed = seed
         self._drops = model.adapter.dropout > 0
@@ -85,12 +90,12 @@ class StageGraph:
             tuple(
                 set_router_losses(
                     _bound(
-                        build_layer(layer.name, model, attention_backend=train.attention_backend),
-                        layer.versions.sets[k] | layer.frozen,
+                        build_layer(name, model, attention_backend=train.attention_backend),
+                        {key: each for layer in held for key, each in (layer.versions.sets[k] | layer.frozen).items()},
                     ),
                     train,
                 )
-                for layer in layers
+                for name, held in zip(self._names, self._layers_of, strict=True)
             )
             for k in (0, 1)
         )
@@ -102,11 +107,16 @@ class StageGraph:
         if train.compile:
             for module in (*self._modules[0], *self._modules[1]):
                 compile_layer(module)
-        self._pieces = _pieces([layer.name for layer in layers], model, train, is_first=is_first)
+        self._pieces = _pieces([held[0].name for held in self._layers_of], model, train, is_first=is_first)
         # By tensor set and piece.
         self._parameters = tuple(
             tuple(
-                [tensor for layer in layers[piece.first : piece.end] for tensor in layer.versions.sets[k].values()]
+                [
+                    tensor
+                    for held in self._layers_of[piece.first : piece.end]
+                    for layer in held
+                    for tensor in layer.versions.sets[k].values()
+                ]
                 for piece in self._pieces
             )
             for k in (0, 1)
@@ -149,7 +159,7 @@ class StageGraph:
         self._check_live(version)
         held = self._held(rows, version, None, draw="")
         hidden = rows.inputs
-        for layer in range(len(self._layers)):
+        for layer in range(len(self._names)):
             hidden = self._layer_output(layer, hidden, held)
         return hidden
 
@@ -206,14 +216,14 @@ class StageGraph:
         return output
 
     def _layer_output(self, layer: int, hidden: Tensor, held: _InFlight) -> Tensor:
-        """Return the hidden states that a layer makes, or the loss if it is the model's last."""
+        """Return the hidden states that a module makes, or the loss if it has the model's last layer."""
         module = self._modules[held.version % 2][layer]
         if self._drops:
             set_draw(module, held.draw)
-        if self._is_last and layer == len(self._layers) - 1:
+        if self._is_last and layer == len(self._names) - 1:
             targets, positions, divisor = held.targets, held.positions, held.divisor
             return objective_loss(module, hidden, self._train, targets=targets, positions=positions, divisor=divisor)
-        is_block = held.documents is not None and self._layers[layer].name.startswith("block.")
+        is_block = held.documents is not None and self._names[layer].startswith("block.")
         if self._train.learns_preferences:
             return beside_frozen(module, hidden, held.documents if is_block else None)
         output: Tensor = module(hidden, held.documents) if is_block else module(hidden)
@@ -225,7 +235,7 @@ class StageGraph:
 
     def _documents(self, rows: Microbatch) -> DocumentRows | None:
         """Return what the stage's blocks read of the microbatch's positions."""
-        has_blocks = any(layer.name.startswith("block.") for layer in self._layers)
+        has_blocks = any(name.startswith("block.") for name in self._names)
         if rows.positions is None or not has_blocks:
             return None
         return document_rows(rows.positions, self._model, self._dtype)
@@ -263,15 +273,20 @@ class StageGraph:
         if self._times is None or sample is None:
             update_layers(self._layers, batch, by_layer)
             return
-        for index, (layer, of_layer) in enumerate(zip(self._layers, by_layer, strict=True)):
-            layer.update(batch, of_layer)
+        of_layers = iter(by_layer)
+        for index, held in enumerate(self._layers_of):
+            for layer in held:
+                layer.update(batch, next(of_layers))
             sample.ended("update", index)
         self._times.finished(sample)
 
 
 def _pieces(names: Sequence[str], model: ModelSpec, train: TrainSpec, *, is_first: bool) -> tuple[_Piece, ...]:
-    """Return a stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
-    every = layer_names(model)
+    """Return a stage's modules as pieces: all in one, or each by itself, and the blocks computed twice.
+
+    names: of the first layer of each.
+    """
+    every = layer_names(model, are_split=any(name != whole_layer(name) for name in names))
     lowest = next((number for number, name in enumerate(every) if trained_shapes(name, model)), len(every))
     if train.compile:
         lowest = 0  # layers are compiled ahead for inputs with a gradient, see compile_ahead

@@ -2,15 +2,16 @@
 
 A layer's square is the left fold of its parameters' squares in name order. The total is the left fold of the layers'
 squares from the last layer to the first. All sums are in float64, so no cut of the pipeline changes the norm. Squares
-go upstream, and the total comes back downstream. The judgement of an evaluation goes upstream from the last stage. Each
-lead tells its siblings.
+go upstream, and the total comes back downstream. A stage that has the MLP alone of its first block sends the squares of
+its parameters last: the stage above folds them with its own. The judgement of an evaluation goes upstream from the last
+stage. Each lead tells its siblings.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ from headway.stages.early_stop import EvaluationTally
 from headway.stages.errors import ProtocolError
 from headway.stages.ids import Batch
 from headway.stages.links.link import FrameKind
+from headway.stages.model.decoder import trained_shapes
 from headway.stages.schedule.schedule_state import ScheduleState
-from headway.stages.spec import ROUTER_BIAS, TIED, ModelSpec, layer_names
+from headway.stages.spec import MLP_HALF, ROUTER_BIAS, TIED, ModelSpec, layer_names, whole_layer
 from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.replicas import Siblings
 from headway.stages.state.layer_state import LayerState, split_by_layer
@@ -45,7 +47,7 @@ def _square(gradient: Tensor) -> Tensor:
     return reduce(torch.add, [piece.to(torch.float64, copy=True).square_().sum() for piece in pieces])
 
 
-def counted_once(layer: str, gradients: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, Tensor]:
+def counted_once(layer: str, gradients: Mapping[str, Any], model: ModelSpec) -> Mapping[str, Any]:
     """Return the gradients of a layer that count: a tied matrix counts at the embedding, a router's bias has none."""
     if layer == "head" and model.trains_tie:
         return {name: gradient for name, gradient in gradients.items() if name != TIED["head"]}
@@ -54,10 +56,27 @@ def counted_once(layer: str, gradients: Mapping[str, Tensor], model: ModelSpec) 
     return gradients
 
 
-def layer_squares(of_parameters: Sequence[float], num_parameters: Sequence[int]) -> list[float]:
-    """Return the layers' squares from those of their parameters, one layer after the other."""
-    numbers = iter(of_parameters)
-    return [fold(list(islice(numbers, count))) if count else 0.0 for count in num_parameters]
+def layer_squares(
+    downstream: Sequence[float], own: Mapping[str, Mapping[str, float]], *, awaited: Sequence[str] = ()
+) -> list[float]:
+    """Return the squares of all layers down to a stage's first one, the last layer first.
+
+    downstream: those of the stages below. own: by layer of the stage, the last one first, those of its parameters.
+    awaited: names of the parameters whose squares are the last ones from downstream, because the stage ends inside
+    their block. If the stage begins inside a block, the squares of that one's parameters are last, in name order.
+    """
+    of_layers, number = {}, len(downstream) - len(awaited)
+    if awaited:
+        of_layers[whole_layer(next(iter(own)))] = dict(zip(awaited, downstream[number:], strict=True))
+    for layer, of_parameters in own.items():
+        of_layers.setdefault(whole_layer(layer), {}).update(of_parameters)
+    squares = list(downstream[:number])
+    *_, first = own
+    for layer, of_parameters in of_layers.items():
+        in_order = [of_parameters[name] for name in sorted(of_parameters)]
+        is_open = first == f"{layer}.{MLP_HALF}"
+        squares += in_order if is_open else [fold(in_order) if in_order else 0.0]
+    return squares
 
 
 def clip_coefficient(total_square: float, clip_norm: float) -> float:
@@ -91,8 +110,13 @@ class NormRelay:
         self._schedule = run.state.schedule
         self._links = run.links
         self._siblings = run.siblings
-        self._own: dict[int, list[float]] = {}
-        """Batch to the squares of this stage's layers, last layer first, until those from downstream are there too."""
+        cut = run.context.cut_below
+        below = counted_once(cut, trained_shapes(cut, run.context.model), run.context.model) if cut else {}
+        self._awaited = sorted(below)
+        self._own: dict[int, dict[str, dict[str, float]]] = {}
+        """Batch to the squares of this stage's layers by parameter, last layer first, until those from downstream are
+        there too.
+        """
         self._downstream: dict[int, list[float]] = {}
         """Batch to those of all stages downstream, until the own ones are there too."""
         self._totals: dict[int, float] = {}
@@ -116,17 +140,20 @@ class NormRelay:
         """The stage's gradient of a batch is known. Its squares come to the host once, for all layers."""
         if not self._schedule.is_lead:
             return
-        by_layer = [
-            counted_once(layer.name, of_layer, self._context.model)
-            for layer, of_layer in zip(self._layers, split_by_layer(self._layers, gradients), strict=True)
-        ][::-1]
-        num_parameters = [len(of_layer) for of_layer in by_layer]
+        split = split_by_layer(self._layers, gradients)
+        by_layer = {
+            layer.name: counted_once(layer.name, of_layer, self._context.model)
+            for layer, of_layer in zip(self._layers[::-1], split[::-1], strict=True)
+        }
 
         def known(copied: tuple[Tensor, ...]) -> None:
-            self._own[batch] = layer_squares(numbers_of(copied[0]), num_parameters)
+            numbers = iter(numbers_of(copied[0]))
+            self._own[batch] = {
+                layer: {name: next(numbers) for name in sorted(of_layer)} for layer, of_layer in by_layer.items()
+            }
             self._pass_squares(batch)
 
-        squares = [parameter_squares(of_layer) for of_layer in by_layer if of_layer]
+        squares = [parameter_squares(of_layer) for of_layer in by_layer.values() if of_layer]
         # A stage of frozen layers has no squares.
         self._events.when_copied((torch.cat(squares) if squares else torch.zeros(0, dtype=torch.float64),), known)
 
@@ -160,7 +187,11 @@ class NormRelay:
         """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""
         if batch not in self._own or (batch not in self._downstream and not self._schedule.is_last):
             return
-        squares = self._downstream.pop(batch, []) + self._own.pop(batch)
+        downstream = self._downstream.pop(batch, [])
+        if len(downstream) < len(self._awaited):
+            peer = self._links.downstream_lead.peer if self._links.downstream_lead is not None else "this stage"
+            raise ProtocolError(peer, f"{len(downstream)} squares arrived, {self._awaited[-1]}'s is not among them")
+        squares = layer_squares(downstream, self._own.pop(batch), awaited=self._awaited)
         if self._links.upstream_lead is not None:
             tensor = torch.tensor(squares, dtype=torch.float64)
             self._links.upstream_lead.send(self._context.frame(FrameKind.NORM_SQUARES, batch, 0, tensor))

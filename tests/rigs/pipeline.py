@@ -32,7 +32,7 @@ from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.worker_link import WorkerLink
 from headway.stages.schedule.operations import Op
 from headway.stages.schedule.stage_schedule import depths_with_slack, replica_depth, schedule_depth
-from headway.stages.spec import ModelSpec, Recompute, TrainSpec
+from headway.stages.spec import ModelSpec, Recompute, TrainSpec, whole_layer
 from headway.stages.stage.content import MicrobatchSource, StageContent
 from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
@@ -74,6 +74,11 @@ ADAMW = OptimSpec(matrices=GroupSpec(name="adamw"), error_feedback=0.0, lr_sched
 def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7, model: ModelSpec = MODEL) -> JobSpec:
     """A job of the tiny model."""
     return JobSpec(job=JobSection(name="tiny", seed=seed), model=model, train=train, optim=optim)
+
+
+def with_blocks(job: JobSpec, *, are_split: bool) -> JobSpec:
+    """The same job, whose blocks are one layer each, or two."""
+    return job.with_values({"placement.split_blocks": are_split})
 
 
 class CountingTokens:
@@ -467,7 +472,9 @@ def with_train(**changes: object) -> TrainSpec:
 
 @cache
 def oracle_results(job: JobSpec) -> tuple[list[BatchResult], Weights]:
-    """The reference's batches and final weights; each job is computed once."""
+    """The reference's batches and final weights; each job is computed once, with whole blocks or halves."""
+    if job.placement.split_blocks:
+        return oracle_results(with_blocks(job, are_split=False))
     results: list[BatchResult] = []
     weights = reference(job, CountingTokens(), on_batch=results.append)  # type: ignore[arg-type]
     return results, weights
@@ -488,10 +495,13 @@ def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) 
     assert [row.gradient_norm for row in journal.rows] == [result.gradient_norm for result in results]
     assert [row.final_eval_loss for row in journal.rows] == [result.final_eval_loss for result in results]
     assert (results[-1].final_eval_loss is not None) == (job.train.eval_every > 0)
-    assert weights.keys() == layers.keys()
-    for name, layer in layers.items():
-        for parameter, tensor in weights[name].items():
-            assert torch.equal(layer.weights()[parameter], tensor), f"{name}.{parameter}"
+    assert layers.keys() == set(job.layers)
+    places = {
+        (whole_layer(name), key): tensor for name, each in layers.items() for key, tensor in each.weights().items()
+    }
+    assert places.keys() == {(name, parameter) for name, each in weights.items() for parameter in each}
+    for (name, parameter), tensor in places.items():
+        assert torch.equal(tensor, weights[name][parameter]), f"{name}.{parameter}"
 
 
 JOBS = {

@@ -131,7 +131,7 @@ class Oracle:
 
 async def train(cluster: LocalCluster, spec: JobSpec, out: Path, *, num_nodes: int) -> Result:
     """Submit a job that may use so many nodes, wait until it has finished, and export it."""
-    spec = replace(spec, placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes))
+    spec = replace(spec, placement=replace(spec.placement, min_nodes=num_nodes, max_nodes=num_nodes))
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
         return await finished(session, spec.job.name, out)

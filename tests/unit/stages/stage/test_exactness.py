@@ -16,7 +16,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.ids import Boundary
 from headway.stages.schedule.operations import Backward, Forward, Update
-from headway.stages.spec import RECOMPUTES, TIED, AdapterSpec, ModelSpec, weight_version
+from headway.stages.spec import RECOMPUTES, TIED, AdapterSpec, ModelSpec, layer_names, weight_version
 from headway.stages.state.journal import Journal
 from tests.rigs.pipeline import (
     ADAMW,
@@ -33,6 +33,7 @@ from tests.rigs.pipeline import (
     make_job,
     oracle_results,
     save_all,
+    with_blocks,
     with_train,
 )
 from tests.rigs.pipeline import JOBS as PLAIN
@@ -269,6 +270,64 @@ def test_a_stop_and_another_cut_lose_nothing(
     assert [row.generation for row in journal.rows] == [1] * boundary + [2] * (8 - boundary)
 
 
+INSIDE = ((1, 1), (1, 1, 1), (1,) * 5, (2, 2), (1, 3, 1), (1,), (3, 1, 2))
+"""Workers of each stage. Of eight layers, every one but (1,) ends a stage between the halves of a block."""
+
+
+CUT_INSIDE = {
+    "2bw-clip-4-groups": (3, 1, 2),
+    "2bw-bfloat16": (1, 1, 1),
+    "1f1b-adamw-no-clip": (1,) * 5,
+    "2bw-recomputation": (1, 1),
+    "tied-2bw-recomputed": (1, 3, 1),
+    "documents-attention-again": (1, 1, 1),
+    "pairs-bfloat16-held-out": (1, 1),
+    "experts-groups": (1,) * 5,
+    "elementwise-again": (2, 2),
+    "adapter-experts-nf4": (1, 1, 1),
+    "adapter-dropout-block": (1,) * 5,
+}
+"""The cuts of a quick run."""
+
+
+def cases_inside() -> Iterator[object]:
+    """Each job on all cuts; on some in a quick run."""
+    for name, each in JOBS.items():
+        shapes = [shape for shape in INSIDE if max(shape) <= each.train.reduction_groups]
+        for shape in shapes:
+            marks = () if shape == CUT_INSIDE.get(name) else pytest.mark.slow
+            yield pytest.param(name, shape, id="-".join((name, *map(str, shape))), marks=marks)
+
+
+@pytest.mark.parametrize(("name", "shape"), [*cases_inside()])
+def test_a_cut_inside_blocks_gives_the_bits_of_the_plain_loop(name: str, shape: tuple[int, ...]) -> None:
+    """A job on stages that begin and end with half a block → losses, norms and weights of the reference."""
+    job = with_blocks(JOBS[name], are_split=True)
+    layers, journal = initial_layers(job), Journal()
+    is_late = len(shape) % 2 == 1
+    pipeline = Pipeline(job, layers, journal, num_stages=len(shape), replicas=shape, late_seed=1 if is_late else None)
+    assert len(shape) == 1 or any(each[0].endswith(".mlp") for each in pipeline.slices)
+    assert pipeline.run() == [job.train.batches] * sum(shape)
+    assert_exact(job, layers, journal)
+    assert_replicas_agree(pipeline, layers)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_a_stop_and_another_cut_of_halves_lose_nothing(tmp_path: Path, recompute: str) -> None:
+    """Whole blocks on each stage, a stop, files, and then a stage for each half → the bits of the plain loop."""
+    job = make_job(with_train(batches=6, recompute=recompute), model=replace(MODEL, num_hidden_layers=1))
+    job = with_blocks(job, are_split=True)
+    assert job.layers == ("embed", "block.0.attention", "block.0.mlp", "head")
+    layers, journal = initial_layers(job), Journal()
+    first = Pipeline(job, layers, journal, num_stages=1, stop_after_batch=1)
+    first.run()
+    boundary = save_all(tmp_path, job, layers, journal)
+    assert 2 <= boundary < 6
+    layers, journal = load_all(tmp_path, job, boundary)
+    Pipeline(job, layers, journal, num_stages=4, generation=2).run()
+    assert_exact(job, layers, journal)
+
+
 def test_stopping_at_every_batch_loses_nothing(tmp_path: Path) -> None:
     """A stop after each batch, each time another cut from files, boundary 0 included → the same bits."""
     job = make_job(with_train(batches=4), EF)
@@ -352,3 +411,11 @@ def test_the_state_of_both_copies_of_a_tied_embedding_is_equal() -> None:
     assert len(tied) >= 5
     for key in tied:
         assert torch.equal(of_embed[key], of_head[key.removesuffix("weight") + TIED["head"]]), key
+
+
+def test_halves_lie_in_the_order_of_their_blocks() -> None:
+    """Whole names are as they were, and each block has its attention before its MLP."""
+    model = replace(MODEL, num_hidden_layers=2)
+    assert layer_names(model) == ("embed", "block.0", "block.1", "head")
+    halves = ("block.0.attention", "block.0.mlp", "block.1.attention", "block.1.mlp")
+    assert layer_names(model, are_split=True) == ("embed", *halves, "head")

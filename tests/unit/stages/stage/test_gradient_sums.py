@@ -110,8 +110,23 @@ def test_squares_are_folded_in_name_order_in_float64() -> None:
     gradients = {"b": torch.tensor([3.0]), "a": torch.tensor([1e8, 1.0]), "c": torch.tensor([0.1])}
     tenth = float(torch.tensor(0.1, dtype=torch.float32))
     squares = parameter_squares(gradients).tolist()
-    assert layer_squares(squares, [3]) == [((1e16 + 1.0) + 9.0) + tenth * tenth]
+    assert layer_squares([], {"block.0": dict(zip("abc", squares, strict=True))}) == [
+        ((1e16 + 1.0) + 9.0) + tenth * tenth
+    ]
     assert fold([1e16, 1.0, 1.0]) == 1e16 != fold([1.0, 1.0, 1e16])
+
+
+def test_a_block_cut_between_stages_has_the_square_of_the_whole() -> None:
+    """The MLP's parameters come before attention's by name, or between them → the fold in name order, on any cut."""
+    mixing, mlp = {"a.norm": 1.0, "self_attn": 1.0}, {"mlp": 1.0, "z.norm": 1e16}
+    whole = layer_squares([], {"head": {"w": 2.0}, "block.0": mlp | mixing, "embed": {"w": 5.0}})
+    assert whole == [2.0, fold([1.0, 1.0, 1.0, 1e16]), 5.0] != [2.0, fold([1.0, 1e16, 1.0, 1.0]), 5.0]
+    below = layer_squares([], {"head": {"w": 2.0}, "block.0.mlp": mlp})
+    assert below == [2.0, 1.0, 1e16]
+    above = {"block.0.attention": mixing, "embed": {"w": 5.0}}
+    assert layer_squares(below, above, awaited=sorted(mlp)) == whole
+    middle = layer_squares(below, {"block.0.attention": mixing}, awaited=sorted(mlp))
+    assert layer_squares(middle, {"embed": {"w": 5.0}}) == whole
 
 
 def test_a_large_gradient_is_squared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
