@@ -41,6 +41,7 @@ from rigs.wire_process import Process
 from rigs.wire_sides import LINKS, WINDOW
 
 from headway.daemon.net.certificates import CertificateAuthority
+from headway.stages.sockets.core_threads import with_encryption_aside
 from headway.stages.stage.allocator import with_large_pages
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
@@ -200,7 +201,9 @@ def main() -> int:
     parser.add_argument("--both-ways", action="store_true", help="over the links alone")
     parser.add_argument("--serve", type=Path)
     options = parser.parse_args()
-    if more := with_large_pages(os.environ):  # as workers have them: both processes are started so
+    if more := with_large_pages(os.environ) | with_encryption_aside(
+        os.environ
+    ):  # as workers have them: both processes are started so
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **more})
     if options.serve:
         serve(options.serve)

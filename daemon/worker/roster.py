@@ -31,6 +31,7 @@ from headway.daemon.worker.goal import (
 from headway.daemon.worker.liveness import Liveness
 from headway.daemon.worker.process import SPARE_INDEX, WorkerOptions, WorkerProcess, last_lines
 from headway.daemon.worker.socket import WorkerStream
+from headway.stages.sockets.core_threads import with_encryption_aside
 from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
 from headway.stages.stage.launched_ops import MOST_AHEAD
@@ -380,6 +381,7 @@ def environment_for(kind: str, code_dir: Path, own: Mapping[str, str], host: str
     return {
         CODE_DIR_VARIABLE: own.get(CODE_DIR_VARIABLE, str(code_dir)),
         **with_large_pages(own),
+        **with_encryption_aside(own),
         **(card_settings(own, host) if kind == "cuda" else {}),
     }
 

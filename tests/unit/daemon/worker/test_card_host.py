@@ -11,6 +11,7 @@ import pytest
 from headway.daemon.worker import card_host
 from headway.daemon.worker.card_host import card_settings, move_near, near_cores, pci_address
 from headway.daemon.worker.roster import environment_for
+from headway.stages.sockets.core_threads import EXPERIMENTS, OFFLOAD
 
 CARD = "0000:1b:00.0"
 USUAL = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -42,11 +43,12 @@ def test_a_card_has_its_settings_unless_the_user_has_made_them(own: dict[str, st
 
 
 def test_only_a_worker_of_a_card_gets_them(tmp_path: Path) -> None:
-    """A CPU's has its large pages alone; both have the folder of compiled code."""
+    """A CPU's has its large pages alone; both have the folder of compiled code, and gRPC that encrypts aside."""
     on_card, on_cpu = (environment_for(kind, tmp_path, {}, "host.name") for kind in ("cuda", "cpu"))
     assert on_card == on_cpu | USUAL
     assert not on_cpu.keys() & USUAL.keys()
     assert on_cpu["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    assert on_cpu[EXPERIMENTS] == OFFLOAD
 
 
 def test_nccl_meets_others_where_they_dial_us(monkeypatch: pytest.MonkeyPatch) -> None:
