@@ -18,6 +18,7 @@ from headway.optim.update_shares import matrix_owners
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.attachment import KeptPairs
 from headway.stages.links.codec import Codec
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract
@@ -133,6 +134,7 @@ class Neighbours:
         self._inbox = inbox
         self._on_stuck = on_stuck
         self._timed = timed
+        self._kept = KeptPairs()
         self._links: list[StreamLink] = []
         self._own = 0
         """This worker's position in the plan."""
@@ -156,6 +158,7 @@ class Neighbours:
         far_end = () if around.has_tied_neighbour else tied.values()
         accepted = _distinct([*upstream.values(), *below.values(), *(() if context.is_first else far_end)])
         dialled = _distinct([*downstream.values(), *above.values(), *(far_end if context.is_first else ())])
+        self._kept.want_only(peer.incarnation for peer in (*accepted, *dialled) if peer.is_collective)
         links: dict[int, StreamLink] = {}
         for number, peer in enumerate(accepted, 1):
             # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
@@ -211,6 +214,10 @@ class Neighbours:
                 found.append(LinkCuts(ends=ends, num_cut=num_cut, num_back=num_back, cut_s=round(cut_s, 2)))
         return tuple(found)
 
+    def forget_pairs(self) -> None:
+        """Free the cards of what links have left for later ones."""
+        self._kept.want_only(())
+
     def close(self) -> None:
         """Close the links. A closed link delivers nothing; frames already in the inbox are dropped."""
         for link in self._links:
@@ -245,7 +252,7 @@ class Neighbours:
             peer_address=peer.address,
             inbox=self._inbox,
             contract=contract,
-            attach=NcclAttach(context.device, self._on_stuck) if is_on_cards else None,
+            attach=NcclAttach(context.device, self._on_stuck, self._kept) if is_on_cards else None,
             launched_s=partial(self._launched_s, start, spec),
             is_plain=peer.is_collective and not is_on_cards,
             empty_bytes=bytes_for(device),

@@ -347,6 +347,7 @@ class StageWorker:
     def _release(self) -> None:
         job = self._actual.job
         self._drop_all_but(())
+        self._neighbours.forget_pairs()
         self._held, self._timed = Held(), {}
         self._records.release()
         log.info("job_released", job=job)

@@ -9,15 +9,20 @@ An attachment lives as long as its stream. What fails here breaks the stream, an
 attachment; the next stream gets a new one, over which the unacknowledged frames come again. If the two sides cannot
 form it, they agree on that, and the values travel over the stream, through both hosts.
 
+Forming needs the device's memory and several exchanges. So where a link ends with nothing under way, either side keeps
+the pair of directions for the next link between the two processes, which takes it up if both have kept the same one.
+
 Python cannot end a thread that waits inside a communicator, so two threads do what may wait. They end when it is
 aborted. If even that does not end them, `on_stuck` decides about the process.
 """
 
 import re
+import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -45,6 +50,7 @@ then `on_stuck` is called.
 MOST_TROUBLE: Final = 1000
 """Characters of a reason that is told to the other side."""
 MOST_KEYS: Final = 64
+NO_PAIR: Final = "none"
 LEAST_BYTES_PER_S: Final = 10e6
 """Minimum rate of a payload, beyond the silence: a large frame on a slow network is no silence."""
 FIRST_POLL_S, MOST_POLL_S = 0.00005, 0.001
@@ -162,6 +168,52 @@ class Direction:
         self._communicator.abort()
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPair:
+    """Both directions between two workers, with nothing under way."""
+
+    name: str
+    """Both sides have the same one, and no other pair has it."""
+    sending: Direction
+    receiving: Direction
+
+    def abort(self) -> list[threading.Thread]:
+        """Abort both at once, in threads, which are returned."""
+        return [abort_aside(self.sending), abort_aside(self.receiving)]
+
+
+class KeptPairs:
+    """The pairs of a worker that no link has now, by the incarnation of the other worker. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pairs: dict[str, KeptPair] = {}
+        self._wanted: frozenset[str] | None = None
+
+    def keep(self, other: str, pair: KeptPair) -> bool:
+        """Keep a pair, in place of an older one; return whether anybody wants it."""
+        with self._lock:
+            if self._wanted is not None and other not in self._wanted:
+                return False
+            older, self._pairs[other] = self._pairs.get(other), pair
+        if older is not None:
+            older.abort()
+        return True
+
+    def take(self, other: str) -> KeptPair | None:
+        """Return the pair with another worker, which is the caller's from now on."""
+        with self._lock:
+            return self._pairs.pop(other, None)
+
+    def want_only(self, others: Iterable[str]) -> None:
+        """Keep pairs with these workers from now on, and abort all others: they hold memory of the device."""
+        with self._lock:
+            self._wanted = frozenset(others)
+            ended = [self._pairs.pop(other) for other in self._pairs.keys() - self._wanted]
+        for pair in ended:
+            pair.abort()
+
+
 def abort_aside(what: Any) -> threading.Thread:
     """Abort a communicator or a direction in a thread, which is returned.
 
@@ -187,6 +239,11 @@ class Attach(Protocol):
 
     def takes(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in the device's memory."""
+        ...
+
+    @property
+    def kept(self) -> KeptPairs:
+        """Return the pairs that this worker's earlier links have left."""
         ...
 
     def open(self, store: Store, *, rank: int, sender: int) -> Direction:
@@ -266,6 +323,7 @@ class Attachment:
         attach: Attach,
         *,
         peer: str,
+        other: str,
         rank: int,
         silence: timedelta,
         launched_s: Callable[[], float],
@@ -273,7 +331,7 @@ class Attachment:
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """rank: 0 or 1, the other one at the other end. launched_s: see `LinkTerms`.
+        """other: the peer's incarnation. rank: 0 or 1, the other one at the other end. launched_s: see `LinkTerms`.
 
         tell: says a key to the other side. on_ready: is called when more can be written. on_failure: is called with a
         reason, when the stream has to end.
@@ -283,6 +341,7 @@ class Attachment:
         self._loop = loop
         self._attach = attach
         self._peer = peer
+        self._other = other
         self._rank = rank
         self._silence = silence
         self._launched_s = launched_s
@@ -300,6 +359,7 @@ class Attachment:
         self._is_aborted = False
         self._directions: dict[int, Direction] = {}
         """By the rank that sends. Empty where the values go through the hosts."""
+        self._pair_name = ""
         self._start(self._receive_all, "receive")
 
     @property
@@ -320,11 +380,18 @@ class Attachment:
         """Begin to receive the tensors of a frame. `on_arrived` is called with them, frame by frame in order."""
         self._to_receive.put((forms, on_arrived))
 
-    def abort(self) -> None:
-        """End everything, now. Returns at once; `is_ended` tells when the device is free."""
+    def abort(self, *, keeps_pair: bool = False) -> None:
+        """End everything, now. Returns at once; `is_ended` tells when the device is free.
+
+        keeps_pair: nothing that this side sent or heard of is under way, and the next link may go on with the pair.
+        """
         with self._lock:
             self._is_aborted = True
             directions = list(self._directions.values())
+        if keeps_pair and self.is_decided and directions:
+            pair = KeptPair(self._pair_name, self._directions[self._rank], self._directions[1 - self._rank])
+            if self._attach.kept.keep(self._other, pair):
+                directions = []
         self._store.close()
         self._to_send.put(None)
         self._to_receive.put(None)
@@ -431,7 +498,7 @@ class Attachment:
         """Open both directions, or agree with the other side that there is none. Raises RuntimeError."""
         if self._is_one_card():
             log.warning("cards_not_linked", peer=self._peer, reason="both workers are on one card")
-        else:
+        elif not self._take_up():
             self._open_both()
         self._loop.call_soon(self._decide)
 
@@ -440,6 +507,28 @@ class Attachment:
         own, other = (f"card-{rank}" for rank in (self._rank, 1 - self._rank))
         self._store.set(own, f"is {self._attach.card}")
         return self._store.get(other) == self._store.get(own)
+
+    def _take_up(self) -> bool:
+        """Go on with the pair of an earlier link, if both sides have kept it; return whether they have.
+
+        No greeting: what both have acknowledged has left nothing in it.
+        """
+        pair = self._attach.kept.take(self._other)
+        own, other = (f"pair-{rank}" for rank in (self._rank, 1 - self._rank))
+        name, fresh = pair.name if pair else NO_PAIR, secrets.token_hex(8)
+        try:
+            self._store.set(own, f"{name} {fresh}")
+            told, _, others_fresh = self._store.get(other).decode(errors="replace").partition(" ")
+            self._pair_name = name if told == name != NO_PAIR else "-".join(sorted((fresh, others_fresh)))
+            with self._lock:
+                if pair is None or told != name or self._is_aborted:
+                    return False
+                self._directions = {self._rank: pair.sending, 1 - self._rank: pair.receiving}
+                pair = None
+        finally:
+            if pair is not None:
+                self._threads += pair.abort()
+        return True
 
     def _open_both(self) -> None:
         for sender in (0, 1):

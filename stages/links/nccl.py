@@ -10,7 +10,7 @@ kernel spinning until its communicator is aborted.
 
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from headway.stages.links.attachment import FORM_TIMEOUT, Direction, abort_aside
+from headway.stages.links.attachment import FORM_TIMEOUT, Direction, KeptPairs, abort_aside
 
 MAX_CTAS: Final = 4
 """Blocks of a transfer's kernel. Each takes a multiprocessor while it spins: with NCCL's own number, five transfers
@@ -68,6 +68,7 @@ class NcclAttach:
 
     device: torch.device
     on_stuck: Callable[[str], None]
+    kept: KeptPairs = field(default_factory=KeptPairs)
 
     @property
     def card(self) -> str:

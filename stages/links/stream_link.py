@@ -141,6 +141,8 @@ class StreamLink:
         """Of the present stream; None between two streams, and on a link between hosts."""
         self._keys: deque[Key] = deque()
         """What is still to be said for the forming of the attachment."""
+        self._has_left_nothing = False
+        """Whether the link is over, and the peer had acknowledged every frame by then."""
         self._arriving: deque[_Arriving] = deque()
         """Frames in the peer's order; the first one is not here. Empty between two streams."""
 
@@ -270,7 +272,7 @@ class StreamLink:
             for task in tasks:
                 task.cancel()
             if attachment is not None:
-                attachment.abort()
+                attachment.abort(keeps_pair=self._has_left_nothing and not self._arriving)
             self._attachment = None
             self._forget_what_has_not_arrived()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -302,6 +304,7 @@ class StreamLink:
             self._loop,
             terms.attach,
             peer=terms.peer,
+            other=terms.peer_incarnation,
             rank=int(terms.worker > terms.peer_worker),
             silence=terms.silence,
             launched_s=terms.launched_s,
@@ -513,6 +516,8 @@ class StreamLink:
 
     def _end(self) -> None:
         with self._lock:
+            if not self.is_over:
+                self._has_left_nothing = not self._window.num_bytes
             self._window.clear()
         if self._acknowledge_timer is not None:
             self._acknowledge_timer.cancel()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headway.stages.links.attachment import Direction
+from headway.stages.links.attachment import Direction, KeptPairs
 
 GARBAGE = -77.0
 
@@ -200,6 +200,7 @@ class FakeAttach:
     """An `Attach` of one card."""
 
     def __init__(self, nccl: FakeNccl) -> None:
+        self.kept = KeptPairs()
         self.stuck: list[str] = []
         self.card = f"card {id(self)}"
         self.beside = FakeCard()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from headway.stages.links.attachment import FORM_TIMEOUT, Direction
+from headway.stages.links.attachment import FORM_TIMEOUT, Direction, KeptPairs
 
 _ABORT = 2
 """A tag with which nothing is ever sent."""
@@ -86,6 +86,7 @@ class GlooAttach:
 
     def __init__(self) -> None:
         self.side_stream = HostMemory
+        self.kept = KeptPairs()
         self.num_opened = 0
         self.stuck: list[str] = []
 

@@ -17,7 +17,7 @@ from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links import attachment
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.link import Frame, FrameKind
+from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -73,20 +73,24 @@ class Sides:
     def __post_init__(self) -> None:
         self.attaches = FakeAttach(self.nccl), FakeAttach(self.nccl)
 
-    def meet(self, **terms: Any) -> tuple[StreamLink, StreamLink]:
-        """Return the links of stage 0, which dials, and of stage 1, whose frames have gone both ways."""
+    def meet(self, *, is_swapped: bool = False, **terms: Any) -> tuple[StreamLink, StreamLink]:
+        """Return the links of stage 0, which dials, and of stage 1. is_swapped: in the other order in the plan."""
         _, above, below = self.endpoints
         job, port = new_job("cards"), below.port
         one, other = ({"attach": attach, "contract": CONTRACT, **terms} for attach in self.attaches)
+        if is_swapped:
+            one |= {"worker": 1, "peer_worker": 0}
+            other |= {"worker": 0, "peer_worker": 1}
         self.links.append(above.dial(upper_terms(job, port, inbox=self.inboxes[UPPER], **one)))
         self.links.append(below.accept(lower_terms(job, inbox=self.inboxes[LOWER], **other)))
-        return self.links[0], self.links[1]
+        return self.links[-2], self.links[-1]
 
     def exchange(self, numbers: range) -> None:
         """Frames of cards both ways, and of hosts between them one way; all arrive, in order and whole."""
+        above, below = self.links[-2:]
         for number in numbers:
-            self.links[UPPER].send(on_card(FrameKind.ACTIVATION, number) if number % 3 else total(number))
-            self.links[LOWER].send(on_card(FrameKind.GRADIENT, number))
+            above.send(on_card(FrameKind.ACTIVATION, number) if number % 3 else total(number))
+            below.send(on_card(FrameKind.GRADIENT, number))
         for number in numbers:
             frame = heard(self.inboxes[LOWER])
             assert frame.batch == number
@@ -102,6 +106,21 @@ class Sides:
             communicator.let_go.set()
         for link in self.links:
             link.close()
+        self.forget_pairs()
+
+    def forget_pairs(self) -> None:
+        """Neither side keeps a pair, as a worker without a job."""
+        for attach in self.attaches:
+            attach.kept.want_only(())
+
+    def close_both(self) -> None:
+        """End the link from both sides, and all its threads. The slower side may hear of it first."""
+        for link in self.links[-2:]:
+            link.close()
+        wait_until(lambda: own_threads() == 0)
+        for inbox in self.inboxes:
+            while not inbox.empty():
+                assert isinstance(inbox.get_nowait(), LinkLost)
 
 
 @pytest.fixture
@@ -121,13 +140,13 @@ def own_threads() -> int:
 
 def test_cards_talk_directly_and_frames_of_hosts_keep_their_place(sides: Sides) -> None:
     """Hidden states and gradients go by NCCL, totals of the norm over the stream; after the end nothing is left."""
-    above, below = sides.meet()
+    sides.meet()
     sides.exchange(range(6))
     # one more by each direction for the greeting
     assert [sides.nccl.wires[rank].num_sent for rank in (UPPER, LOWER)] == [5, 7]
     assert [sides.nccl.wires[rank].num_received for rank in (UPPER, LOWER)] == [5, 7]
-    above.close()
-    below.close()
+    sides.close_both()
+    sides.forget_pairs()
     wait_until(lambda: own_threads() == 0)
     assert [each.num_aborts for each in sides.nccl.all_communicators] == [1] * 4
     assert not any(attach.stuck for attach in sides.attaches)
@@ -289,6 +308,7 @@ def test_only_an_abort_that_never_ends_asks_for_the_end_of_the_process(
     monkeypatch.setattr(attachment, "ABORT_GRACE", timedelta(seconds=grace_s))
     above, below = sides.meet(launched_s=lambda: launched_s)
     sides.exchange(range(3))
+    sides.forget_pairs()
     held = sides.nccl.communicators[UPPER, UPPER][0]
     held.let_go.clear()
     above.close()
@@ -302,6 +322,58 @@ def test_only_an_abort_that_never_ends_asks_for_the_end_of_the_process(
     else:
         wait_until(lambda: sides.attaches[UPPER].stuck == [above.peer])
     assert not sides.attaches[LOWER].stuck
+
+
+def test_the_next_link_of_two_workers_goes_on_with_their_pair(sides: Sides) -> None:
+    """A link that ended with nothing under way leaves its communicators: no later one of the two waits for new ones,
+    wherever a plan has them.
+    """
+    for start in (0, 10, 20):
+        sides.meet(is_swapped=start == 10)
+        sides.exchange(range(start, start + 10))
+        sides.close_both()
+    assert [each.num_aborts for each in sides.nccl.all_communicators] == [0] * 4
+    sides.forget_pairs()
+    wait_until(lambda: own_threads() == 0)
+    assert [each.num_aborts for each in sides.nccl.all_communicators] == [1] * 4
+
+
+@pytest.mark.parametrize("side", [UPPER, LOWER])
+def test_a_pair_that_one_side_has_not_kept_is_not_taken_up(sides: Sides, side: int) -> None:
+    """It is aborted, and both open a new one, which is then taken up."""
+    sides.meet()
+    sides.exchange(range(3))
+    sides.close_both()
+    sides.attaches[side].kept.take(("below", "above")[side])
+    for start in (3, 6):
+        sides.meet()
+        sides.exchange(range(start, start + 3))
+        sides.close_both()
+    made = [sides.nccl.communicators[rank, sender] for rank in (UPPER, LOWER) for sender in (UPPER, LOWER)]
+    assert [len(each) for each in made] == [2] * 4
+    assert [first.num_aborts for rank in (1 - side,) for first, _ in (made[2 * rank], made[2 * rank + 1])] == [1, 1]
+
+
+@pytest.mark.parametrize("what", ["its values do not arrive", "it is not launched"])
+def test_a_link_that_ends_with_a_frame_under_way_leaves_no_pair(sides: Sides, what: str) -> None:
+    """What is in the wire would come out of it as the first frame of the next link."""
+    above, below = sides.meet()
+    sides.exchange(range(3))
+    wire = sides.nccl.wires[UPPER]
+    if what == "it is not launched":
+        wire.may_send.clear()
+    else:
+        wire.hangs = True
+    above.send(on_card(FrameKind.ACTIVATION, 7))
+    time.sleep(0.3)
+    below.close()
+    assert isinstance(lost(sides.inboxes[UPPER]), LinkLost)
+    wire.hangs = False
+    wire.may_send.set()
+    wait_until(lambda: own_threads() == 0)
+    sides.meet()
+    sides.exchange(range(8, 14))
+    assert all(len(each) == 2 for each in sides.nccl.communicators.values())
 
 
 def test_an_attachment_that_is_not_wanted_any_more_frees_its_cards(sides: Sides) -> None:
