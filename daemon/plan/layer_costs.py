@@ -375,8 +375,8 @@ def _head_cost(spec: JobSpec) -> LayerCost:
 
     The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
     bytes a logit in all, in either dtype, before the gradient of the head's weights is there. Its forward needs less.
-    In chunks it keeps none: each chunk is computed a second time, beside the fp32 sum of its weight's gradients and the
-    chunk's own. The gradient that the backward returns comes after that.
+    In chunks it keeps none, but the gradients of its input and of the weight. The forward makes them, the weight's as
+    an fp32 sum beside the chunk's own. Of preferences each chunk is computed a second time instead.
     """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
@@ -388,14 +388,13 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     # Logits are made fp32 and log-softmax; the gradients of both are made, and those of the logits in the job's dtype.
     of_forward = 2 * FP32_BYTES + (FP32_BYTES + element_bytes(train)) * (train.dtype != "float32")
     moved = (2 * of_forward + 2 * FP32_BYTES) * logits
+    is_again = train.loss_chunk > 0 and train.learns_preferences
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
-        of_weight = 0 if is_frozen else (FP32_BYTES + element_bytes(train)) * num_matrix
-        sums = (
-            (2 * FP32_BYTES + 2 * element_bytes(train)) * num_matrix * (0 if is_frozen else -(-_tokens(train) // rows))
-        )
-        moved += of_forward * logits + sums
-        kept, passing = 0, (3 * FP32_BYTES + of_tanh) * rows * model.vocab_size + of_weight - own_gradient
+        of_matrix, sum_bytes = (0 if is_frozen else size * num_matrix for size in (element_bytes(train), FP32_BYTES))
+        moved += is_again * of_forward * logits + 2 * (sum_bytes + of_matrix) * -(-_tokens(train) // rows)
+        kept = 0 if is_again else hidden_bytes(spec) + of_matrix
+        passing = max((3 * FP32_BYTES + of_tanh) * rows * model.vocab_size + sum_bytes - own_gradient, 0)
     return _cost(
         spec,
         "head",
@@ -405,7 +404,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         passed_bytes=2 * (FORWARD_PASSES + BACKWARD_PASSES) * hidden_bytes(spec) + moved,
-        recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
+        recomputed_flops=is_again * (_tokens(train) * 2.0 * num_matrix + 10.0 * logits),
         activation_bytes=2 * _tokens(train) * element_bytes(train) * model.hidden_size + kept,
         loss_bytes=kept,
         passing_bytes=passing,

@@ -128,12 +128,13 @@ class DeviceClock:
         measured = self._profiles.by_device.get(key, {}).get(kind)
         cost = self._costs[kind]
         if measured is not None:
-            forward_s, backward_s = measured.forward_s, measured.backward_s
+            forward_s, microbatch_s = measured.forward_s, measured.forward_s + measured.backward_s
         else:
             ratio = self._microbatch.expected(key, layer_of(kind))
             microbatch_s = microbatch_seconds(cost, device, self._train) * ratio
+        if measured is None or (kind == "head" and self._train.loss_chunk):  # its forward makes gradients too
             forward_s = microbatch_s * cost.forward_flops / (cost.forward_flops + cost.backward_flops)
-            backward_s = microbatch_s - forward_s
+        backward_s = microbatch_s - forward_s
         if measured is not None and measured.update_s > 0:
             update_s = measured.update_s
         else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -25,8 +26,10 @@ from headway.stages.spec import LOSSES, TrainSpec
 # The loss of a microbatch, with the logits of a few rows at a time.
 #
 # All logits at once take 12 bytes each in the backward: with a vocabulary of 128 thousand more than the whole rest of a
-# stage. In chunks, each chunk's product with the vocabulary is computed twice, and its logits live only for a moment.
-# torch's own `linear_cross_entropy` rounds the loss to the dtype of the hidden states, to 3 digits in bfloat16.
+# stage. In chunks the logits live only for a moment. Nothing stands above the loss, so each chunk is differentiated in
+# the forward, and no product is computed twice. The last stage has one microbatch in flight, so it keeps the matrix'
+# gradient once. torch's own `linear_cross_entropy` rounds the loss to the dtype of the hidden states, to 3 digits in
+# bfloat16.
 
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -45,14 +48,15 @@ def microbatch_loss(
     """Return the mean loss over the tokens of a microbatch, the cross entropy in nats: fp32 [] for any dtype.
 
     hidden [microbatch, sequence, hidden] is the head's input, targets int64 [microbatch, sequence]. chunk: rows whose
-    logits exist at once, of the cross entropy; 0: all. mean_tokens: see `token_loss`.
+    logits exist at once, of the cross entropy; 0: all. In chunks the loss is what is differentiated, not a function of
+    it. mean_tokens: see `token_loss`.
     """
     if chunk == 0:
         return loss_of(head(hidden), targets, mean_tokens)
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.scaled
+        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.scaled, torch.is_grad_enabled()
     )
     return loss
 
@@ -62,7 +66,7 @@ _Scaled = Callable[[Tensor], Tensor]
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """normed [rows, hidden], weight [vocabulary, hidden], targets [rows] → loss []."""
+    """normed [rows, hidden], weight [vocabulary, hidden], targets [rows] → loss [], whose own gradient is 1."""
 
     @staticmethod
     def forward(
@@ -73,57 +77,63 @@ class _ChunkedLoss(torch.autograd.Function):
         chunk: int,
         mean_tokens: Tensor | None,
         scaled: _Scaled,
+        is_differentiated: bool,
     ) -> Tensor:
-        ctx.save_for_backward(normed, weight, targets)
-        ctx.divisor = len(targets) if mean_tokens is None else mean_tokens
-        ctx.chunk = chunk
-        ctx.scaled = scaled
-        sums = [_sum_of_losses(rows, weight, wanted, scaled) for rows, wanted in _chunks(normed, targets, chunk)]
-        mean: Tensor = reduce(add, sums) / ctx.divisor
+        divisor = len(targets) if mean_tokens is None else mean_tokens
+        by_rows, by_weight = (is_differentiated and needed for needed in ctx.needs_input_grad[:2])
+        if by_rows or by_weight:
+            gradients = _Gradients(normed, weight, by_rows=by_rows, by_weight=by_weight)
+            upstream = torch.ones((), device=normed.device) / divisor
+            sums = [gradients.add(*each, scaled, upstream) for each in _chunks(normed, targets, chunk)]
+            ctx.save_for_backward(*gradients.whole())
+        else:
+            sums = [
+                _sum_of_losses(functional.linear(rows, weight), wanted, scaled)
+                for rows, wanted in _chunks(normed, targets, chunk)
+            ]
+        mean: Tensor = reduce(add, sums) / divisor
         return mean
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        normed, weight, targets = ctx.saved_tensors
-        upstream = gradients[0] / ctx.divisor
-        by_rows = torch.empty_like(normed)
-        by_weight = None
-        if ctx.needs_input_grad[1]:  # not of a frozen head
-            by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
-        for index, (rows, wanted) in enumerate(_chunks(normed, targets, ctx.chunk)):
-            into = by_rows[index * ctx.chunk :][: len(rows)]
-            loss = partial(_sum_of_losses, targets=wanted, scaled=ctx.scaled)
-            _differentiate(loss, rows, weight, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
-        return by_rows, None if by_weight is None else by_weight.to(weight.dtype), None, None, None, None
+        torch._assert_async(gradients[0] == 1)
+        return *ctx.saved_tensors, None, None, None, None, None, None
 
 
-def _differentiate(
-    loss: Callable[[Tensor, Tensor], Tensor],
-    rows: Tensor,
-    weight: Tensor,
-    upstream: Tensor,
-    *,
-    by_rows: Tensor,
-    by_weight: Tensor | None,
-    is_first: bool,
-) -> None:
-    """Compute a chunk a second time. Its gradients go into `by_rows`, and to the sum in `by_weight`."""
-    with torch.enable_grad():
-        leaves = (rows.detach().requires_grad_(), weight.detach().requires_grad_(by_weight is not None))
-        by = [leaf for leaf in leaves if leaf.requires_grad]
-        of_rows, *of_weights = torch.autograd.grad(loss(*leaves), by, upstream)
-    by_rows.copy_(of_rows)
-    if by_weight is None:
-        return
-    of_weight = of_weights[0]
-    if is_first:
-        by_weight.copy_(of_weight)  # not added to zero, which would change the sign of a zero
-    else:
-        by_weight.add_(of_weight)
+class _Gradients:
+    """Those of a loss by the rows and by the vocabulary's matrix, from one chunk after another."""
+
+    def __init__(self, normed: Tensor, weight: Tensor, *, by_rows: bool, by_weight: bool) -> None:
+        """by_rows, by_weight: which of them are needed; a frozen head's is not."""
+        self._weight = weight
+        self._by_rows = torch.empty_like(normed) if by_rows else None
+        self._needs_weight = by_weight
+        self._by_weight: Tensor | None = None
+        self._num_rows = 0
+
+    def add(self, rows: Tensor, targets: Tensor, scaled: _Scaled, upstream: Tensor) -> Tensor:
+        """Return the sum of a chunk's losses [], which has the gradient `upstream`."""
+        with torch.enable_grad():
+            products = functional.linear(rows.detach().requires_grad_(), self._weight)
+            of_products = get_gradient_edge(products)
+            loss = _sum_of_losses(products, targets, scaled)
+            del products  # they take memory, and only their gradient is wanted
+            (by_products,) = torch.autograd.grad(loss, [of_products], upstream)
+        if self._by_rows is not None:
+            self._by_rows[self._num_rows :][: len(rows)] = by_products.mm(self._weight)
+        if self._needs_weight:
+            of_chunk = by_products.t().mm(rows)
+            self._by_weight = of_chunk.float() if self._by_weight is None else self._by_weight.add_(of_chunk)
+        self._num_rows += len(rows)
+        return loss.detach()
+
+    def whole(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return both, in the dtype of what they belong to."""
+        return self._by_rows, None if self._by_weight is None else self._by_weight.to(self._weight.dtype)
 
 
-def _sum_of_losses(rows: Tensor, weight: Tensor, targets: Tensor, scaled: _Scaled) -> Tensor:
-    return functional.cross_entropy(scaled(functional.linear(rows, weight)).float(), targets, reduction="sum")
+def _sum_of_losses(products: Tensor, targets: Tensor, scaled: _Scaled) -> Tensor:
+    return functional.cross_entropy(scaled(products).float(), targets, reduction="sum")
 
 
 def _chunks(normed: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -55,6 +55,17 @@ def test_evaluations_take_their_forwards_alone(profiles: Profiles) -> None:
     assert seconds.update_s == pytest.approx(UPDATE["block"])
 
 
+def test_evaluations_take_no_gradients_of_a_loss_in_chunks() -> None:
+    """Its forward makes them, all but all of what is measured: a third of both goes to each held-out microbatch."""
+    train = replace(SPEC.train, eval_every=2, eval_microbatches=6, loss_chunk=64)
+    costs = {"head": layer_costs(replace(SPEC, train=train))[-1]}
+    whole = LayerTime(forward_s=2.9, backward_s=0.1, update_s=1.0)
+    profiles = Profiles.of({("a", 0): {"head": whole}})
+    seconds = DeviceClock(costs, train, profiles, {("a", 0): DEVICE}).seconds("a", DEVICE, "head")
+    assert seconds.forward_s == pytest.approx(1 + 6 / 32)
+    assert seconds.backward_s == pytest.approx(2)
+
+
 def test_others_are_calibrated_by_the_median_of_the_measured() -> None:
     """1.5, 2 and 9 times the estimate on three devices: the fourth is taken for 2 times, over its own speed."""
     factors = {"a": 1.5, "b": 2.0, "c": 9.0}

@@ -7,6 +7,7 @@ from torch import Tensor
 from headway.stages.model.decoder import Head
 from headway.stages.model.objective import microbatch_loss
 from headway.stages.spec import ModelSpec
+from tests.rigs.operations import Operations
 from tests.rigs.update_memory import NewMemory
 
 WIDTH, VOCABULARY, ROWS = 8, 512, 64
@@ -56,14 +57,25 @@ def test_chunks_change_the_rounding_alone(dtype: torch.dtype, chunk: int) -> Non
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def test_the_gradient_of_the_loss_above_it_counts() -> None:
-    """A loss that is multiplied by 3 → gradients three times as large: a power of two away from exact."""
+def test_nothing_may_stand_above_the_loss() -> None:
+    """A loss that is multiplied by 3 → refused, because the forward has made the gradients already."""
     head, (hidden, targets) = make_head(torch.float32), draw(torch.float32)
-    weight = head.lm_head.weight
-    once, thrice = (
-        torch.autograd.grad(scale * microbatch_loss(head, hidden, targets, chunk=16), [weight])[0] for scale in (1, 3)
-    )
-    torch.testing.assert_close(thrice, 3 * once)
+    loss = 3 * microbatch_loss(head, hidden, targets, chunk=16)
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        torch.autograd.grad(loss, [head.lm_head.weight])
+
+
+@pytest.mark.parametrize(("is_frozen", "of_each_chunk"), [(False, 3), (True, 2)])
+def test_no_product_is_computed_twice(is_frozen: bool, of_each_chunk: int) -> None:
+    """4 chunks: logits, the gradient of the rows, and that of the matrix unless it is frozen; held-out rows, logits."""
+    head, (hidden, targets) = make_head(torch.float32).requires_grad_(not is_frozen), draw(torch.float32)
+    by = [hidden.requires_grad_(), *(() if is_frozen else head.parameters())]
+    with Operations() as operations:
+        torch.autograd.grad(microbatch_loss(head, hidden, targets, chunk=16), by)
+    assert operations.num_products == 4 * of_each_chunk
+    with Operations() as operations, torch.no_grad():
+        microbatch_loss(head, hidden, targets, chunk=16)
+    assert operations.num_products == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
