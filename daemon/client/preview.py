@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
 from math import ceil
+from statistics import fmean
 from typing import Final
 
 from headway.daemon.base.errors import ConfigError
@@ -11,6 +12,7 @@ from headway.daemon.client.plan_simulation import Forecast, forecast
 from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec, shares_text
+from headway.daemon.jobs.rules import why_no_halves
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, group_names, layer_range, size
 from headway.daemon.plan.connections import ConnectionEstimate, LinkAssumptions
 from headway.daemon.plan.devices import GIB, place_names
@@ -23,7 +25,7 @@ MOST_SPARES: Final = 8
 MOST_GROUPS: Final = 8
 """Maximum number of reduction groups that a plan advises: the sums of each take memory."""
 WORTH_TELLING: Final = 0.05
-"""Least gain in tokens/s for which other reduction groups are advised."""
+"""Least gain in tokens/s for which other reduction groups, or cuts inside blocks, are advised."""
 GIGA: Final = 1e9
 TERA: Final = 1e12
 
@@ -57,6 +59,8 @@ class PlanPreview:
     """Whether a batch takes no longer than it would on one site."""
     spare_devices: tuple[str, ...] = ()
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
+    cuts: str = ""
+    """The gain of cuts inside blocks; empty: there is little, or the job has them."""
     sharing: str = ""
     """What the job would gain if spare devices shared stages with others; empty: nothing, or they may."""
     filled_in: str = ""
@@ -107,9 +111,10 @@ class PlanPreview:
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         spares += [self.sharing] if self.sharing else []
+        cuts = [self.cuts] if self.cuts else []
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
         left_out += [self.schedule_reason] if self.schedule_reason else []
-        facts = [*left_out, *self._data, *self._epochs, pace, *reductions, *plan.about_distance]
+        facts = [*left_out, *self._data, *self._epochs, pace, *cuts, *reductions, *plan.about_distance]
         facts += [*link_sentences(self.link_kinds), *spares, others[-1]]
         return [*lines, "", *(line for fact in facts for line in fitted([fact], width))]
 
@@ -222,6 +227,7 @@ def preview(
         hides_links=distance.is_hidden or not distance.is_far,
         spare_devices=_spare_devices(plan, nodes),
         sharing=_gain_of_sharing(spec, plan, nodes, links),
+        cuts=_gain_of_cuts(spec, plan, nodes, links),
         filled_in=what_was_filled_in(given, spec),
         schedule=spec.train.schedule,
         schedule_reason=why,
@@ -345,6 +351,22 @@ def _gain_of_sharing(
         f"With reduction_groups = {groups} up to {groups} workers may share a stage: {tokens_per_s:,.0f} tokens/s on "
         f"{counted(len(shared.workers), 'worker')}."
     )
+
+
+def _gain_of_cuts(spec: JobSpec, plan: ClusterPlan, nodes: Sequence[NodeRecord], links: LinkAssumptions | None) -> str:
+    """Return what a job of whole blocks on cards would gain by cuts inside them; empty: too little."""
+    seconds = [worker.batch_seconds for worker in plan.estimates]
+    is_even = max(seconds) < (1 + WORTH_TELLING) * fmean(seconds)
+    if is_even or spec.placement.split_blocks or any(worker.device.startswith("cpu") for worker in plan.estimates):
+        return ""
+    halves = spec.with_values({"placement.split_blocks": True})
+    found = make_plan(halves, nodes, links=links) if not why_no_halves(halves) else None
+    if not isinstance(found, ClusterPlan):
+        return ""
+    if plan.predicted_batch_seconds < (1 + WORTH_TELLING) * found.predicted_batch_seconds:
+        return ""
+    tokens_per_s = spec.train.tokens_per_batch / found.predicted_batch_seconds
+    return f"With split_blocks = true a stage may end inside a block: {tokens_per_s:,.0f} tokens/s."
 
 
 def _simulation(run: Forecast) -> SimulationPreview:

@@ -475,8 +475,8 @@ def _placement_faults(spec: JobSpec) -> Faults:
         yield "placement.min_nodes", what
     if not all(placement.sites):
         yield "placement.sites", "a site's name is empty"
-    if placement.split_blocks:
-        yield from _split_faults(spec)
+    if placement.split_blocks and (why := why_no_halves(spec)):
+        yield "placement.split_blocks", f"true is refused with {why}"
     most, key = min(num_layers, spec.train.microbatches), "placement.replicas"
     if len(placement.replicas) > most:
         what = f"{num_layers} layers and {spec.train.microbatches} microbatches allow {counted(most, 'stage')} at most"
@@ -489,14 +489,15 @@ def _placement_faults(spec: JobSpec) -> Faults:
             yield key, f"{what}; set train.reduction_groups to {number} or more"
 
 
-def _split_faults(spec: JobSpec) -> Faults:
-    key, train = "placement.split_blocks", spec.train
+def why_no_halves(spec: JobSpec) -> str:
+    """Return what keeps the blocks of a job from being two layers each; empty: nothing."""
     if spec.model.has_own_block:
-        yield key, "true is refused with a block of the job's own, which has no halves; set it to false"
-    if train.compile:
-        yield key, "true is refused with train.compile: code of half a block rounds otherwise; set one to false"
-    if train.wire != "none":
-        yield key, f'true is refused with train.wire = "{train.wire}": it would round in the middle of blocks, too'
+        return "a block of the job's own, which has no halves; set it to false"
+    if spec.train.compile:
+        return "train.compile: code of half a block rounds otherwise; set one to false"
+    if spec.train.wire != "none":
+        return f'train.wire = "{spec.train.wire}": it would round in the middle of blocks, too; set it to false'
+    return ""
 
 
 def _number(value: float) -> str:

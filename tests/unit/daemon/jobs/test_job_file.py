@@ -167,6 +167,18 @@ REFUSED = {
         NAMED + "[train]\nloss_chunk = 64\ncompile = true",
         "train.loss_chunk: a compiled head has all logits at once; set it to 0",
     ),
+    "halves of compiled blocks": (
+        NAMED + "[train]\ncompile = true\n[placement]\nsplit_blocks = true",
+        "placement.split_blocks: true is refused with train.compile: code of half a block rounds otherwise",
+    ),
+    "halves beside coded links": (
+        NAMED + '[train]\nwire = "bf16"\n[placement]\nsplit_blocks = true',
+        'placement.split_blocks: true is refused with train.wire = "bf16"',
+    ),
+    "halves of a plug-in": (
+        NAMED + '[model]\nblock = "my_things.blocks:Block"\n[placement]\nsplit_blocks = true',
+        "placement.split_blocks: true is refused with a block of the job's own",
+    ),
     "negative error feedback": (NAMED + "[optim]\nerror_feedback = -1.0", "optim.error_feedback: must be at least 0"),
     "heads that do not divide": (
         NAMED + "[model]\nnum_attention_heads = 7",

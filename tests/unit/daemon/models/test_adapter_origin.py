@@ -23,6 +23,7 @@ from headway.daemon.worker.goal import Source, SourceKind, Start
 from headway.daemon.worker.held_layers import Held, load_stage
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.ids import LayerName
+from headway.stages.model.adapters import is_of_adapter
 from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import AdapterSpec
 from headway.stages.state.layer_state import given_adapters
@@ -97,6 +98,24 @@ def test_a_layer_begins_with_the_tensors_of_the_folder(folder: Path, tmp_path: P
         assert torch.equal(tensor, theirs[f"base_model.model.model.layers.1.{name}"])
         assert torch.equal(tensor, loaded[name])
     assert all(b"".join(read_part(spec, "block.1", offset=at)) == whole[at:] for at in range(0, len(whole), 997))
+
+
+def test_half_a_block_begins_with_its_own_part(folder: Path, tmp_path: Path) -> None:
+    """The parts of both halves together have the tensors of the block's, each of them once."""
+    whole, halves = (
+        with_parts(job_from(folder).with_values({"placement.split_blocks": are_split})) for are_split in (False, True)
+    )
+    found: list[dict[str, torch.Tensor]] = []
+    for spec, name in ((whole, "block.1"), (halves, "block.1.attention"), (halves, "block.1.mlp")):
+        path = tmp_path / name
+        path.write_bytes(b"".join(read_part(spec, name)))
+        found.append(read_state(path)[1])
+    block, attention, mlp = found
+    assert not attention.keys() & mlp.keys()
+    assert block.keys() == attention.keys() | mlp.keys()
+    assert all(torch.equal(tensor, (attention | mlp)[name]) for name, tensor in block.items())
+    assert any(is_of_adapter(name) for name in attention)
+    assert any(is_of_adapter(name) for name in mlp)
 
 
 def test_a_worker_begins_with_the_adapters_of_the_part(folder: Path, tmp_path: Path) -> None:
