@@ -86,7 +86,7 @@ def recovery_job(device: str = "cpu") -> JobSpec:
         model=size,
         train=TrainSpec(batches=1_000_000, microbatches=8, microbatch_size=1, sequence_length=length),
         fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0),
-        placement=PlacementSpec(max_nodes=NUM_NODES),
+        placement=PlacementSpec(max_nodes=NUM_NODES, recut=False),  # a kill alone changes the plan
     )
     return as_submitted(spec, find_devices(kind, 0))
 

@@ -33,6 +33,7 @@ WINDOW: Final = 4
 """Frames under way each way of a link."""
 SIDE: Final = {"cuda": 4096, "cpu": 256}
 NUM_PRODUCTS: Final = 200
+NUM_IN_A_ROW: Final = 20
 WITHIN_S: Final = 60.0
 """Time for a frame: cards with so many transfers at once could wait for each other for ever."""
 
@@ -92,13 +93,21 @@ def exchange(ends: Ends, values: Tensor, number: int) -> None:
 def slowdown(traffic: Callable[[], None], device: str, side: int) -> float:
     """Return the median time of a product beside traffic over that without."""
     one = torch.randn((side, side), device=device).to(torch.float32 if device == "cpu" else torch.bfloat16)
+    product = torch.empty_like(one)
 
     def product_s() -> float:
-        began = perf_counter()
-        torch.mm(one, one)
-        if device != "cpu":  # that alone: a wait for the device would wait for the transfers too
-            torch.cuda.current_stream().synchronize()
-        return perf_counter() - began
+        if device == "cpu":
+            began = perf_counter()
+            torch.mm(one, one, out=product)
+            return perf_counter() - began
+        # By the stream's own clock: this thread may wait for those of the links, the card does not.
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(NUM_IN_A_ROW):
+            torch.mm(one, one, out=product)
+        end.record()
+        end.synchronize()
+        return 1e-3 * float(begin.elapsed_time(end)) / NUM_IN_A_ROW
 
     alone = [product_s() for _ in range(2 * NUM_PRODUCTS)][NUM_PRODUCTS:]
     beside: list[float] = []

@@ -91,7 +91,11 @@ def table(rows: Sequence[JudgedRow]) -> str:
         for name, value, bar, verdict in cells
     ]
     lines.insert(1, "-" * max(map(len, lines)))
-    reasons = [f"{judged.row.name}: {judged.reason}" for judged in rows if judged.reason]
+    named: dict[str, list[str]] = {}
+    for judged in rows:
+        if judged.reason:
+            named.setdefault(judged.reason, []).append(judged.row.name)
+    reasons = [f"{'; '.join(names)}: {reason}" for reason, names in named.items()]
     return "\n".join([*lines, *(["", *reasons] if reasons else [])])
 
 

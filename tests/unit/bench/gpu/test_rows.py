@@ -63,14 +63,15 @@ def test_the_table_has_a_line_for_each_row_and_the_reasons_below() -> None:
         judge(RATIO, measured(ratio=0.5)),
         judge(SECONDS, ProbeResult(figures={}, seconds=1.0, trouble="out of memory")),
         judge(PLAIN, measured(plain=12.5)),
+        judge(Row(name="more", key="more"), ProbeResult(figures={}, seconds=1.0, trouble="out of memory")),
     ]
     lines = table(rows).splitlines()
     assert lines[2].split() == ["a", "ratio", "0.5", "≥", "0.97", "missed"]
     assert lines[3].split() == ["seconds", "-", "≤", "2", "failed"]
     assert lines[4].split() == ["plain", "12.5", "-", "ok"]
-    assert lines[-1] == "seconds: out of memory"
+    assert lines[-1] == "seconds; more: out of memory"
     assert not is_all_well(rows)
-    assert [record["verdict"] for record in as_records(rows)] == ["missed", "failed", "ok"]
+    assert [record["verdict"] for record in as_records(rows)] == ["missed", "failed", "ok", "failed"]
 
 
 def test_every_probe_has_its_own_rows_and_all_together_are_quick() -> None:
