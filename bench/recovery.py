@@ -45,6 +45,7 @@ from headway.daemon.node.hardware import find_devices
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.chaos.checker import Operation
 from tests.chaos.read_history import read_events, read_history
+from tests.rigs.paces import paced_layers
 
 NAME = "recovery"
 NUM_NODES = 3
@@ -207,15 +208,20 @@ class Measured:
     """Timelines of the kills, as recovery_timeline.py has them."""
 
 
-async def measure(*, num_kills: int, num_drains: int, seed: int, num_stops: int = 0, device: str = "cpu") -> Measured:
+async def measure(
+    *, num_kills: int, num_drains: int, seed: int, num_stops: int = 0, device: str = "cpu", layer_s: float = 0.0
+) -> Measured:
     """Shoot, then read the histories."""
     kills: list[Kill] = []
     drains: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         history = Path(folder) / "history"
         settings = {"quarantine_after": 0, "history_dir": history, "devices": device}
+        environment = paced_layers(Path(folder), layer_s) if layer_s else {}
         async with (
-            LocalCluster(Path(folder) / "cluster", num_nodes=NUM_NODES, node_settings=settings) as cluster,
+            LocalCluster(
+                Path(folder) / "cluster", num_nodes=NUM_NODES, node_settings=settings, environment=environment
+            ) as cluster,
             ClusterSession(cluster.address) as session,
         ):
             await submit(session, recovery_job(device))
@@ -263,6 +269,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0, help="of each kind, other than 3 and 20")
     parser.add_argument("--stops", type=int, default=0, help="workers that stand still instead, after the kills")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--layer-s", type=float, default=0.0, help="least seconds of a layer's forward: a busy machine keeps its plan"
+    )
     parser.add_argument("--timeline", action="store_true", help="print when each step of the recoveries came")
     options = parser.parse_args()
     num_kills, num_drains = (3, 1) if options.quick else (20, 5)
@@ -273,6 +282,7 @@ def main() -> int:
             num_stops=options.stops,
             seed=options.seed,
             device=options.device,
+            layer_s=options.layer_s,
         )
     )
     costs, pauses, num_again = found.costs, found.pauses, found.num_recomputed

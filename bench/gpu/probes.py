@@ -190,6 +190,7 @@ PROBES: Final = (
     Probe(
         name="recovery",
         arguments=("bench/recovery.py", "--quick", "--stops", "2"),
+        on_cpu=("--layer-s", "0.004"),
         limit_s=300.0,
         rows=(
             Row(name="kill of a worker to its successor's first work", key="worker_resume_p50_s", most=1.5, unit="s"),
