@@ -217,8 +217,7 @@ PROBES: Final = (
         rows=(
             Row(name="half an hour of faults: faults", key="faults"),
             Row(name="half an hour of faults: jobs with other bits", key="divergences", most=0, is_general=True),
-            Row(name="half an hour of faults: hangs", key="hangs", most=0, is_general=True),
-            Row(name="half an hour of faults: leaks", key="leaks", most=0, is_general=True),
+            Row(name="half an hour of faults: jobs with any trouble", key="num_failing", most=0, is_general=True),
             Row(name="half an hour of faults: worst recovery", key="worst_recovery_s", unit="s"),
         ),
     ),

@@ -85,6 +85,7 @@ def print_table(outcomes: list[Outcome]) -> None:
         "soak": "passed" if outcomes and not any(outcome.troubles for outcome in outcomes) else "failed",
         "seeds": [outcome.case.seed for outcome in outcomes],
         "failing_seeds": [outcome.case.seed for outcome in outcomes if outcome.troubles],
+        "num_failing": sum(bool(outcome.troubles) for outcome in outcomes),
         "divergences": _count(outcomes, "AssertionError"),
         "hangs": _count(outcomes, "hang: ", "no progress was seen", "did not leave in time"),
         "leaks": _count(outcomes, " is left", "more files are open"),
