@@ -32,12 +32,12 @@ MOST_ON_A_CPU: Final = 2
 def measure(kind: str) -> Parts:
     """One card, then more of them."""
     most = num_cards(kind) or MOST_ON_A_CPU
-    here = f"{most} cards" if kind == "cuda" else f"a CPU, where {most} take turns"
+    here = f"here: {most}" if kind == "cuda" else f"a CPU shows with {most} workers that the code runs"
     numbers = [number for number in NUMBERS if number <= most]
     for number in sorted({*NUMBERS} - {*numbers}):
-        yield absent(f"{number} cards, and here are {here}", f"stages_{number}", f"replicas_{number}")
+        yield absent(f"needs {number} cards; {here}", f"stages_{number}", f"replicas_{number}")
     if not numbers:
-        yield absent("more than one card, and here is one", "num_other_losses")
+        yield absent("needs 2 cards; here: 1", "num_other_losses")
         return
     model = replace(stage_model(kind), num_hidden_layers=NUM_BLOCKS[kind])
     job = stage_job("cards", kind, BATCHES, model=model, reduction_groups=8, microbatches=16)

@@ -25,8 +25,8 @@ NUM_TIMED: Final = 10
 NUM_PROFILED: Final = 4
 LONGEST: Final = 20
 _COPIES: Final = re.compile("^Mem(cpy|set)")
-_ATTENTION: Final = re.compile("flash|fmha|attention", re.IGNORECASE)
-_PRODUCTS: Final = re.compile(r"gemm|cutlass|xmma|nvjet|::(add)?b?mm$", re.IGNORECASE)
+ATTENTION: Final = re.compile("flash|fmha|attention", re.IGNORECASE)
+PRODUCTS: Final = re.compile(r"gemm|cutlass|xmma|nvjet|::(add)?b?mm$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def measure(kind: str) -> Parts:
     times.stop()
     yield {
         "microbatch_busy": times.busy,
-        "microbatch_products": share_of(_PRODUCTS, times.kernels, without=_ATTENTION),
-        "microbatch_attention": share_of(_ATTENTION, times.kernels),
+        "microbatch_products": share_of(PRODUCTS, times.kernels, without=ATTENTION),
+        "microbatch_attention": share_of(ATTENTION, times.kernels),
         "microbatch_kernels": longest(times.kernels),
     }
     times = KernelTimes(device)
@@ -127,6 +127,6 @@ def measure(kind: str) -> Parts:
     times.stop()
     yield {
         "update_busy": times.busy,
-        "update_products": share_of(_PRODUCTS, times.kernels),
+        "update_products": share_of(PRODUCTS, times.kernels),
         "update_kernels": longest(times.kernels),
     }

@@ -143,6 +143,6 @@ def measure(device: str) -> Parts:
         for size, num_bytes in SIZES.items():
             key = f"collective_mb_s_{size}"
             if cards == 1:
-                yield absent("NCCL wants a card for each process, and here is one", key)
+                yield absent("needs 2 cards; here: 1", key)
             else:
                 yield {key: mb_s(processes, "collective", devices, num_bytes, pass_bytes)}

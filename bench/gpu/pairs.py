@@ -129,12 +129,12 @@ def measure(kind: str) -> Parts:
             return processes.run(run, number=size)
 
         if most < 2:
-            yield absent("a card for each of two workers, and here is one", "compute_slowdown")
+            yield absent("needs 2 cards; here: 1", "compute_slowdown")
         else:
             yield {"compute_slowdown": round(max(of_each(2, is_beside=True)), 4)}
         for size in GROUPS:
             if size > most:
-                yield absent(f"a card for each of {size} workers, and here are {most}", f"pairs_{size}_gb_s")
+                yield absent(f"needs {size} cards; here: {most}", f"pairs_{size}_gb_s")
                 continue
             taken = (size - 1) * NUM_FRAMES * FRAME_BYTES[kind]
             yield {f"pairs_{size}_gb_s": round(taken / max(of_each(size)) / 1e9, 3)}

@@ -41,7 +41,7 @@ def measure(kind: str) -> Parts:
     of_host = {f"{one} to {other}": gb_s(one, other, num_bytes) for one, other in ways}
     yield {"host_gb_s_least": min(of_host.values()), "host_gb_s": of_host}
     if len(cards) < 2:
-        yield absent(f"a way between two cards, and here are {len(cards)}", "peer_gb_s_least")
+        yield absent(f"needs 2 cards; here: {len(cards)}", "peer_gb_s_least")
         return
     of_cards = {f"{one} to {other}": gb_s(one, other, num_bytes) for one, other in permutations(cards, 2)}
     can = {f"{one} to {other}": torch.cuda.can_device_access_peer(one, other) for one, other in permutations(cards, 2)}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from gpu import __main__ as command
-from gpu import idle_share
+from gpu import cards, idle_share
 from gpu.card_facts import CHANGING, NOT_HERE, card_facts
 from gpu.cluster_job import stage_job
-from gpu.probes import PROBES, Probe
-from gpu.rows import Row, is_all_well
+from gpu.probes import PROBES, Probe, chosen
+from gpu.rows import ProbeResult, Row, Verdict, is_all_well, judge
 
 from headway.daemon.cluster.records import Device
 
@@ -58,6 +58,15 @@ def test_a_probe_on_the_cpu_has_a_figure_for_each_row(probe: Probe, tmp_path: Pa
     """Small sizes, the same code. Its speeds say nothing; none is missing, and what holds on any device holds."""
     rows, _ = command.measure([probe], device="cpu", logs=tmp_path)
     assert is_all_well(rows), [(row.row.name, row.verdict, row.reason) for row in rows]
+
+
+def test_one_card_says_what_it_lacks_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row of several cards is skipped with its reason, and no cluster is started."""
+    monkeypatch.setattr(cards, "num_cards", lambda _: 1)
+    figures = {key: value for part in cards.measure("cuda") for key, value in part.items()}
+    (probe,) = chosen(["cards"])
+    judged = [judge(row, ProbeResult(figures=figures, seconds=0.0)) for row in probe.rows]
+    assert {(row.verdict, row.reason.partition(";")[2]) for row in judged} == {(Verdict.SKIPPED, " here: 1")}
 
 
 def test_a_job_for_cards_is_what_submit_makes_of_it() -> None:
