@@ -13,6 +13,7 @@ from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, Worke
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.jobs.rules import why_no_halves
+from headway.daemon.plan.card_hints import hints
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, group_names, layer_range, size
 from headway.daemon.plan.connections import ConnectionEstimate, LinkAssumptions
 from headway.daemon.plan.devices import GIB, place_names
@@ -27,6 +28,8 @@ MOST_GROUPS: Final = 8
 WORTH_TELLING: Final = 0.05
 """Least gain in tokens/s for which other reduction groups, or cuts inside blocks, are advised."""
 GIGA: Final = 1e9
+MEGA: Final = 1e6
+MIB: Final = 1 << 20
 TERA: Final = 1e12
 
 Row = tuple[str, ...]
@@ -77,6 +80,8 @@ class PlanPreview:
     """Batches without delay before the others have one."""
     may_stop_early: bool = False
     """Whether evaluations may end the job before its last batch."""
+    hints: tuple[str, ...] = ()
+    """What keeps the job from running well on the cards."""
     own_loss: str = ""
     """A plug-in's loss, whose memory is not known; empty: the loss is Headway's."""
     data: str = ""
@@ -115,13 +120,15 @@ class PlanPreview:
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
         left_out += [self.schedule_reason] if self.schedule_reason else []
         facts = [*left_out, *self._data, *self._epochs, pace, *cuts, *reductions, *plan.about_distance]
-        facts += [*link_sentences(self.link_kinds), *spares, others[-1]]
+        facts += [*link_sentences(self.link_kinds), *spares, *self.hints, others[-1]]
         return [*lines, "", *(line for fact in facts for line in fitted([fact], width))]
 
     def arithmetic_for(self, width: int | None) -> list[str]:
         """Return the arithmetic of memory and seconds for people. width: as for `lines_for`."""
         workers = self.plan.estimates
         parts = [part for part in _PARTS if any(getattr(worker.memory, part) for worker in workers)]
+        is_small = max(sum(astuple(worker.memory)) for worker in workers) < GIB
+        unit, unit_bytes = ("MiB", MIB) if is_small else ("GiB", GIB)
         tables = [
             split_table(
                 ("stage", "node", "device", *titles),
@@ -130,12 +137,12 @@ class PlanPreview:
                 screen_width=width,
             )
             for titles, rows in (
-                (_memory_titles(parts), [_memory_row(worker, parts) for worker in workers]),
+                (_memory_titles(parts), [_memory_row(worker, parts, unit_bytes) for worker in workers]),
                 (_SECONDS_TITLES, [_seconds_row(worker) for worker in workers]),
             )
         ]
         legend = [line for name in parts for line in fitted([f"{name:11}  {_PARTS[name]}"], width)]
-        return ["memory on devices, GiB:", *tables[0], "", *legend, "", "seconds:", *tables[1]]
+        return [f"memory on devices, {unit}:", *tables[0], "", *legend, "", "seconds:", *tables[1]]
 
     @property
     def _data(self) -> list[str]:
@@ -151,7 +158,11 @@ class PlanPreview:
         if not self.epochs:
             return []
         if self.batches is None:
-            return [f"The data is not here, so it is not known how many batches {counted(self.epochs, 'epoch')} take."]
+            epochs = counted(self.epochs, "epoch")
+            return [
+                f"The data is not here, so it is not known how many batches {epochs} take.",
+                "With it the warm-up, the batches without delay and the rest's betas are open, if the file is silent.",
+            ]
         later = self.batches - self.sync_batches
         seconds = later * self.plan.predicted_batch_seconds + self.sync_batches * self.plan.distance.drained_batch_s
         epochs = f"{counted(self.epochs, 'epoch')} of the data: {counted(self.batches, 'batch')}"
@@ -231,6 +242,7 @@ def preview(
         filled_in=what_was_filled_in(given, spec),
         schedule=spec.train.schedule,
         schedule_reason=why,
+        hints=hints(spec, nodes, {(each.node, each.device_index) for each in plan.workers}, named=named),
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
         sync_batches=spec.train.sync_batches,
@@ -294,13 +306,16 @@ def _memory_titles(parts: Sequence[str]) -> Row:
     return ("parameters", *parts, "sum", "of usable", "reserve")
 
 
-def _memory_row(worker: StageEstimate, parts: Sequence[str]) -> Row:
+def _memory_row(worker: StageEstimate, parts: Sequence[str], unit_bytes: int) -> Row:
+    def told(num_bytes: float) -> str:
+        return f"{num_bytes / unit_bytes:.2f}"
+
     return (
-        f"{worker.num_parameters / GIGA:.3f} B",
-        *(_gib(getattr(worker.memory, part)) for part in parts),
-        _gib(sum(astuple(worker.memory))),
-        _gib(worker.device_limit_bytes) if worker.device_limit_bytes else "enough",
-        _gib(worker.device_reserve_bytes),
+        f"{worker.num_parameters / GIGA:.3f} B" if unit_bytes == GIB else f"{worker.num_parameters / MEGA:.3f} M",
+        *(told(getattr(worker.memory, part)) for part in parts),
+        told(sum(astuple(worker.memory))),
+        told(worker.device_limit_bytes) if worker.device_limit_bytes else "enough",
+        told(worker.device_reserve_bytes),
     )
 
 
@@ -319,10 +334,6 @@ def _seconds_row(worker: StageEstimate) -> Row:
 
 def _of(num_bytes: int, limit: int) -> str:
     return f"{size(num_bytes)} of {size(limit)}" if limit else size(num_bytes)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f}"
 
 
 def _spare_devices(plan: ClusterPlan, nodes: Sequence[NodeRecord]) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ WORTH_A_CUT: Final = 1.01
 """Cuts inside blocks must make a batch at least this many times faster."""
 MOST_NAMED: Final = 4
 """Maximum number of devices named in one sentence."""
+LEAST_CHUNK: Final = 64
+"""Rows of the smallest `loss_chunk` that is proposed."""
 FEW_WITH_BLOCKED: Final = 5
 """With more devices than this, if some cannot talk, sets that can all talk are tried too: not every order is tried."""
 
@@ -246,7 +248,7 @@ class _Planner:
             f"({costs.slices.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
-            f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
+            f"{self._reserve()}{self._shortage()}; {self._smaller_chunk(max(limits))}{remedy(self._spec.train)}"
         )
 
     def _hosts(self) -> list[str]:
@@ -292,6 +294,21 @@ class _Planner:
         ]
         more = f" and {len(short) - MOST_NAMED} more" if len(short) > MOST_NAMED else ""
         return f"; out of memory there before, plans give {', '.join(short[:MOST_NAMED])}{more}" if short else ""
+
+    def _smaller_chunk(self, most_bytes: int) -> str:
+        """Return the largest `loss_chunk` with which the head fits on the largest device; empty: it does, or never.
+
+        most_bytes: of that device.
+        """
+        train, head = self._spec.train, self._costs.num_layers - 1
+        rows = train.loss_chunk or train.microbatch_size * train.sequence_length
+        if train.compile or train.has_own_loss or self._alone(head, head + 1) <= most_bytes:
+            return ""
+        while (rows := 1 << (rows - 1).bit_length() - 1) >= LEAST_CHUNK:
+            spec = replace(self._spec, train=replace(train, loss_chunk=rows))
+            if _Planner(replace(self._question, spec=spec), self._slots)._alone(head, head + 1) <= most_bytes:
+                return f"the head alone would fit with loss_chunk = {rows}; "
+        return ""
 
     def _reserve(self) -> str:
         kept = sum(slot.device.reserve_bytes for slot in self._slots)

@@ -77,7 +77,8 @@ def with_chosen_schedule(
     took = " and ".join(f"{seconds[each]:.3g} s under {each}" for each in CHOICES)
     return jobs[schedule], (
         f"Schedule: {schedule}. A batch takes {took}; for its delay {spec.optim.matrices.name} is "
-        f"taken to need {100 * (more - 1):.0f} % more batches to the same loss, so 2bw is there in "
+        f"taken to need {100 * (more - 1):.0f} % more batches to the same loss, as small models did "
+        f"(docs/delay.md), so 2bw is there in "
         f"{until['2bw'] / until['1f1b']:.2f} times the seconds."
     )
 

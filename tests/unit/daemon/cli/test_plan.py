@@ -93,6 +93,13 @@ def test_a_plan_explains_its_arithmetic(headway: Headway) -> None:
     assert sum("cuda:" in line for line in added) == 2 * sum("cuda:" in line for line in short.splitlines()[:8])
 
 
+def test_memory_of_small_jobs_is_in_mebibytes(headway: Headway) -> None:
+    """A worker of 100 MiB would be 0.10 GiB, and most of its parts 0.00."""
+    code, out, _ = headway("plan", str(DOCS / "jobs" / "small.toml"), "--nodes", "1", "--explain")
+    assert code == 0
+    assert "memory on devices, MiB:" in out
+
+
 def test_a_plan_as_json_has_every_figure(headway: Headway) -> None:
     """`--json` has the tables' figures as numbers, and every layer once per replica of its stage."""
     code, out, _ = headway("plan", JOB, "--nodes-file", NODES, "--simulate", "/dev/null", "--json")
