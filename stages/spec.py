@@ -497,8 +497,8 @@ class TrainSpec:
         """Return the choices that a plan has for a stage, the fastest one first."""
         if self.recompute != "auto":
             return (self.recompute,)
-        # A compiled block is computed again as a whole.
-        return ("none", "block") if self.compile else RECOMPUTES
+        # Compiled code makes elementwise results again in any case.
+        return RECOMPUTES[1:] if self.compile else RECOMPUTES
 
 
 def matrix_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:

@@ -396,18 +396,13 @@ def _train_faults(spec: JobSpec) -> Faults:
 
 
 def _compile_faults(spec: JobSpec) -> Faults:
-    train, plain = spec.train, AdapterSpec()
+    plain = AdapterSpec()
     if spec.model.has_experts:
         what = "true is refused with experts: how many tokens each gets differs every time"
         yield "train.compile", what
     for name in ("quantize", "dropout"):
         if getattr(spec.model.adapter, name) != getattr(plain, name):
             yield "train.compile", f"true is refused with [adapter] {name}; leave one of them out"
-    if train.recompute in ("elementwise", "attention"):
-        what = "compiled blocks are computed again as a whole; set it to block, or compile to false"
-        yield "train.recompute", what
-    if train.loss_chunk:
-        yield "train.loss_chunk", "a compiled head has all logits at once; set it to 0, or compile to false"
 
 
 def _objective_faults(spec: JobSpec) -> Faults:

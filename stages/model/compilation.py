@@ -3,21 +3,23 @@
 Compiled code rounds differently, because fused operations skip roundings in between. A layer's code depends on its
 kind, its shapes and the job, never on its neighbours. So no cut changes a bit, and the plain loop compiles the same
 layers. All blocks share one code, and code is kept on disk: another process of the node needs seconds, not the
-compiler.
+compiler. A block is two codes, attention and the rest: what is computed again is the first or both, never another code.
 """
 
 import importlib.util
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from headway.stages.errors import CompilationError
 from headway.stages.model import decoder as formulas
+from headway.stages.model.objective import microbatch_loss
 from headway.stages.model.positions import document_rows
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
@@ -36,8 +38,20 @@ def compile_layer(layer: nn.Module) -> nn.Module:
     torch.compiler.assume_constant_result(formulas.kept_rotary_table)  # type: ignore[no-untyped-call]
     torch.compiler.assume_constant_result(formulas.kept_query_scales)  # type: ignore[no-untyped-call]
     torch.compiler.assume_constant_result(formulas.kept_window_mask)  # type: ignore[no-untyped-call]
-    layer.compile(fullgraph=True, dynamic=False)
+    if isinstance(layer, formulas.Block):
+        layer.compile_parts(_compiled)
+        return layer
+    if isinstance(layer, formulas.Head):
+        layer.sum_of_losses = _compiled(layer.sum_of_losses)  # type: ignore[method-assign]
+    layer.compile(**_WHOLE)
     return layer
+
+
+_WHOLE: Final[dict[str, Any]] = {"fullgraph": True, "dynamic": False}
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, **_WHOLE)
 
 
 def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, device: torch.device) -> None:
@@ -49,14 +63,13 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
     """
     global _compiled_for
     _check_compiler(device)
+    train = replace(train, recompute="none")  # every choice has the same code
     if _compiled_for != (model, train, device):
         # Code of other shapes counts against the compiler's limit per function.
         torch.compiler.reset()
         _compiled_kinds.clear()
         _compiled_for = (model, train, device)
-    import torch._inductor.config as inductor
-
-    inductor.compile_threads = 1  # start no processes
+    _set_up()
     named = {model.kind_of(name) for name in names}
     by_kind = {model.kind_of(name): name for name in layer_names(model)}
     for kind in sorted(by_kind.keys() - _compiled_kinds, key=lambda kind: (kind not in named, kind)):
@@ -70,6 +83,20 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
                 raise CompilationError(f"{kind} cannot be compiled here: {first}") from error
         else:
             _compiled_kinds.add(kind)
+
+
+def _set_up() -> None:
+    import torch._functorch.config as graphs
+    import torch._inductor.config as inductor
+
+    # Keep nothing for a backward that it can make again without a product or a sum.
+    graphs.ban_recompute_materialized_backward = False
+    graphs.ban_recompute_used_far_apart = False
+    graphs.ban_recompute_long_fusible_chains = False
+    inductor.compile_threads = 1  # start no processes
+    inductor.deterministic = True  # choose no code by its seconds
+    # Else each call moves its code to the front of the list, and a thread that looks through the list misses it.
+    torch._C._dynamo.eval_frame._set_lru_cache(False)
 
 
 def _check_compiler(device: torch.device) -> None:
@@ -101,11 +128,19 @@ def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.devic
     if train.separates_documents:
         documents = document_rows(torch.zeros(shape, dtype=torch.int32, device=device), model, dtype)
     beside = () if documents is None or not name.startswith("block.") else (documents,)
+
+    def compute(inputs: Tensor) -> Tensor:
+        if name == "head" and train.loss_chunk:
+            targets = torch.zeros(shape, dtype=torch.int64, device=device)
+            return microbatch_loss(layer, inputs, targets, chunk=train.loss_chunk)
+        output: Tensor = layer(inputs, *beside)
+        return output
+
     with torch.enable_grad():
-        output = layer(inputs, *beside)
+        output = compute(inputs)
         by = [tensor for tensor in (*layer.parameters(), inputs) if tensor.requires_grad]
         if by:
-            torch.autograd.grad(output, by, torch.zeros_like(output))
+            torch.autograd.grad(output, by, torch.ones_like(output))  # the gradient of a loss is 1
     if train.eval_every:
         with torch.no_grad():
-            layer(inputs.detach(), *beside)
+            compute(inputs.detach())

@@ -232,16 +232,30 @@ class Block(nn.Module):
             self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"))
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
-        self.recomputes_elementwise = False
-        """Whether it computes again what the norms before attention and the MLP return, and the MLP's product."""
+        self.norms_made_again: tuple[int, ...] = ()
+        """Places of the norms whose results it makes again, beside the MLP's product."""
 
     def compute_again(self, recompute: Recompute) -> None:
         """Say what the backward computes again of what is inside the block."""
         self.recomputes_attention = recompute == "attention"
-        self.recomputes_elementwise = recompute in ("elementwise", "attention")
+        # What is computed again as a whole has its norm inside.
+        self._make_again({"elementwise": (0, 2), "attention": (2,)}.get(recompute, ()))
+
+    def _make_again(self, norms: tuple[int, ...]) -> None:
+        self.norms_made_again = norms
         for part in self.modules():
             if isinstance(part, SwiGlu | Expert):
-                part.recomputes_product = self.recomputes_elementwise
+                part.recomputes_product = bool(norms)
+
+    def compile_parts(self, compiled: Callable[[Any], Any]) -> None:
+        """Compile attention and what follows it each by itself, so that attention alone can be computed again.
+
+        Which elementwise results are made again is the compiler's choice. It is the same whatever the job or a plan
+        says, and so are the bits.
+        """
+        self._make_again(())
+        self._attention = compiled(self._attention)  # type: ignore[method-assign]
+        self._after_attention = compiled(self._after_attention)  # type: ignore[method-assign]
 
     def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
         if not self.mixes:
@@ -251,6 +265,9 @@ class Block(nn.Module):
             mixed = checkpoint(self._attention, hidden, documents, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed = self._attention(hidden, documents)
+        return self._after_attention(hidden, mixed)
+
+    def _after_attention(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         hidden = self._added(hidden, mixed)
         return self._through_mlp(hidden) if self.has_mlp else hidden
 
@@ -270,12 +287,10 @@ class Block(nn.Module):
                 return self.linear_attn(normed, documents and documents.positions)  # type: ignore[no-any-return]
             return self.self_attn(normed, documents)  # type: ignore[no-any-return]
 
-        # What is computed again as a whole has its norm inside.
-        normed = mixed(self._normed(hidden, 0)) if self.recomputes_attention else self._through_norm(mixed, hidden, 0)
-        return self._normed(normed, 1)
+        return self._normed(self._through_norm(mixed, hidden, 0), 1)
 
     def _through_norm(self, compute: Callable[[Tensor], Tensor], hidden: Tensor, place: int) -> Tensor:
-        if self.recomputes_elementwise and self.norms[place]:
+        if place in self.norms_made_again and self.norms[place]:
             return through(compute, hidden, getattr(self, self.norms[place]))
         return compute(self._normed(hidden, place))
 
@@ -296,6 +311,10 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.scaled(self.lm_head(self.norm(hidden)))
+
+    def sum_of_losses(self, products: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed cross entropy of products with the vocabulary [rows, vocabulary]: fp32 []."""
+        return functional.cross_entropy(self.scaled(products).float(), targets, reduction="sum")
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return what the model says, from products with the vocabulary [..., vocabulary]."""

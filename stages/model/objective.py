@@ -56,13 +56,13 @@ def microbatch_loss(
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.scaled, torch.is_grad_enabled()
+        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.sum_of_losses, torch.is_grad_enabled()
     )
     return loss
 
 
-_Scaled = Callable[[Tensor], Tensor]
-"""From products with the vocabulary to logits."""
+_SumOfLosses = Callable[[Tensor, Tensor], Tensor]
+"""As `Head.sum_of_losses`."""
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -76,7 +76,7 @@ class _ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         chunk: int,
         mean_tokens: Tensor | None,
-        scaled: _Scaled,
+        sum_of_losses: _SumOfLosses,
         is_differentiated: bool,
     ) -> Tensor:
         divisor = len(targets) if mean_tokens is None else mean_tokens
@@ -84,11 +84,11 @@ class _ChunkedLoss(torch.autograd.Function):
         if by_rows or by_weight:
             gradients = _Gradients(normed, weight, by_rows=by_rows, by_weight=by_weight)
             upstream = torch.ones((), device=normed.device) / divisor
-            sums = [gradients.add(*each, scaled, upstream) for each in _chunks(normed, targets, chunk)]
+            sums = [gradients.add(*each, sum_of_losses, upstream) for each in _chunks(normed, targets, chunk)]
             ctx.save_for_backward(*gradients.whole())
         else:
             sums = [
-                _sum_of_losses(functional.linear(rows, weight), wanted, scaled)
+                sum_of_losses(functional.linear(rows, weight), wanted)
                 for rows, wanted in _chunks(normed, targets, chunk)
             ]
         mean: Tensor = reduce(add, sums) / divisor
@@ -111,12 +111,12 @@ class _Gradients:
         self._by_weight: Tensor | None = None
         self._num_rows = 0
 
-    def add(self, rows: Tensor, targets: Tensor, scaled: _Scaled, upstream: Tensor) -> Tensor:
+    def add(self, rows: Tensor, targets: Tensor, sum_of_losses: _SumOfLosses, upstream: Tensor) -> Tensor:
         """Return the sum of a chunk's losses [], which has the gradient `upstream`."""
         with torch.enable_grad():
             products = functional.linear(rows.detach().requires_grad_(), self._weight)
             of_products = get_gradient_edge(products)
-            loss = _sum_of_losses(products, targets, scaled)
+            loss = sum_of_losses(products, targets)
             del products  # they take memory, and only their gradient is wanted
             (by_products,) = torch.autograd.grad(loss, [of_products], upstream)
         if self._by_rows is not None:
@@ -130,10 +130,6 @@ class _Gradients:
     def whole(self) -> tuple[Tensor | None, Tensor | None]:
         """Return both, in the dtype of what they belong to."""
         return self._by_rows, None if self._by_weight is None else self._by_weight.to(self._weight.dtype)
-
-
-def _sum_of_losses(products: Tensor, targets: Tensor, scaled: _Scaled) -> Tensor:
-    return functional.cross_entropy(scaled(products).float(), targets, reduction="sum")
 
 
 def _chunks(normed: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:

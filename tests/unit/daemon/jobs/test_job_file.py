@@ -163,10 +163,6 @@ REFUSED = {
         NAMED + '[optim]\nrest = { name = "sgd", momentum = 0.0, nesterov = false, momentum_dtype = "bfloat16" }',
         "optim.rest.momentum_dtype: sgd has no momentum here; leave it out",
     ),
-    "compiled head in chunks": (
-        NAMED + "[train]\nloss_chunk = 64\ncompile = true",
-        "train.loss_chunk: a compiled head has all logits at once; set it to 0",
-    ),
     "halves of compiled blocks": (
         NAMED + "[train]\ncompile = true\n[placement]\nsplit_blocks = true",
         "placement.split_blocks: true is refused with train.compile: code of half a block rounds otherwise",
@@ -294,14 +290,6 @@ REFUSED = {
         "train.eval_min_delta: expected a finite number, got nan",
     ),
     "evaluation": (NAMED + "[train]\neval_microbatches = 9", "eval_microbatches: 9 held-out microbatches are computed"),
-    "attention of compiled blocks": (
-        NAMED + '[train]\nrecompute = "attention"\ncompile = true',
-        "train.recompute: compiled blocks are computed again as a whole; set it to block, or compile to false",
-    ),
-    "norms of compiled blocks": (
-        NAMED + '[train]\nrecompute = "elementwise"\ncompile = true',
-        "train.recompute: compiled blocks are computed again as a whole; set it to block, or compile to false",
-    ),
     "recomputation of a kind that there is not": (
         NAMED + '[train]\nrecompute = "blocks"',
         "train.recompute: 'blocks' is not one of auto, none, elementwise, attention, block; did you mean `block`?",

@@ -74,12 +74,12 @@ def test_each_stage_has_its_own_choice() -> None:
     assert any("computed again" in line for line in plan.explanation() if by_node["small"] in line)
 
 
-def test_compiled_blocks_are_computed_again_as_a_whole() -> None:
-    """Attention alone is no choice of theirs."""
+def test_compiled_blocks_keep_nothing_elementwise() -> None:
+    """Where there is room for everything, their code makes norms and the MLP's product again all the same."""
+    assert choices(planned(auto_job(compile=True), [node("a")])) == ["elementwise"]
+    assert choices(planned(auto_job(compile=True), [node("a", memory_bytes=needed("attention"))])) == ["attention"]
     limit = (needed("attention") + needed("block")) // 2
     assert choices(planned(auto_job(compile=True), [node("a", memory_bytes=limit)])) == ["block"]
-    room = needed("attention")
-    assert choices(planned(auto_job(compile=True), [node("a", memory_bytes=room)])) == ["block"]
 
 
 def random_cluster(chance: random.Random) -> list[NodeRecord]:
