@@ -106,6 +106,16 @@ class CompilationError(Exception):
 
 
 @dataclass
+class KernelError(Exception):
+    """This machine cannot compute attention with the kernel that the job names."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"train.attention_backend: {self.reason}"
+
+
+@dataclass
 class DamagedFileError(Exception):
     """A state file is truncated, altered, or not the requested one."""
 

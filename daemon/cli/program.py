@@ -21,7 +21,7 @@ from headway.daemon.base.errors import (
 from headway.daemon.base.terminal import printable_streams
 from headway.daemon.cli import certificates, chaos, cluster, data, examples, jobs, local, submission
 from headway.daemon.cli.options import MOST_COLUMNS, Commands, group_of
-from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
+from headway.stages.errors import CompilationError, DataError, KernelError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
 
 EXIT_INTERRUPTED = 130
@@ -130,7 +130,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 def _exit_code(error: Exception) -> int | None:
     """Return the exit code of an expected error; None: the error is our bug."""
-    if isinstance(error, (ConfigError, DataError, CompilationError, MissingPackageError, _ClickError)):
+    if isinstance(error, (ConfigError, DataError, CompilationError, KernelError, MissingPackageError, _ClickError)):
         return EXIT_CONFIG
     if isinstance(error, JobFailedError):
         return EXIT_JOB_FAILED

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headway.daemon.base.addresses import split_address
 from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
@@ -105,9 +105,20 @@ def _torch() -> str:
         return "not installed, and only a machine that computes needs it: `pip install 'headway[node]'`"
     from headway.stages.no_card import why_no_card
 
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    names = [_card(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
     headway = importlib.metadata.version("headway")
     return f"{torch.__version__}, headway {headway}, {', '.join(names) or f'CPU only: {why_no_card()}'}"
+
+
+def _card(properties: Any) -> str:
+    """Return a card's name, and its build of FlashAttention 3 or why it has none, if a package could bring it."""
+    from headway.stages.attention_kernels import why_no_flash3
+    from headway.stages.model.flash3 import installed_build
+
+    capability, build = f"{properties.major}.{properties.minor}", installed_build()
+    if why_no_flash3("cuda", capability, "any"):
+        return str(properties.name)
+    return f"{properties.name} (flash3: {why_no_flash3('cuda', capability, build) or build})"
 
 
 def _machine() -> str:

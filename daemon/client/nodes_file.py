@@ -157,6 +157,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             index=index,
             model=device.model,
             capability=_capability(device),
+            flash3="any" if _capability(device).startswith("9.") else "",  # a package can be installed
             memory_bytes=round(device.memory_gb * GB),
             reserve_bytes=_reserve(device),
             speed=_speed(device, train, "float32"),

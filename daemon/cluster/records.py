@@ -71,6 +71,8 @@ class Device:
     """Like NodeRecord's, of this device alone. Empty: the node does not say, and its own class counts."""
     capability: str = ""
     """Compute capability of a CUDA device, such as `9.0`; empty: a CPU, or the node does not say."""
+    flash3: str = ""
+    """Build of FlashAttention 3 that a card has; empty: none."""
     num_sharers: int = 1
     """Number of nodes that share the card; `memory_bytes` is this node's part of it."""
     bfloat16_speed: float = 0.0

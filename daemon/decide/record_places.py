@@ -271,7 +271,10 @@ def _check_node(record: NodeRecord, name: str) -> None:
     if max(map(len, texts)) > MAX_TEXT:
         raise ValueError(f"its addresses, host and site have at most {MAX_TEXT} characters each")
     own = (record.incarnation, record.arithmetic_class, record.worker_ports, record.stays_out, record.worker_trouble)
-    of_devices = ((device.kind, device.model, device.arithmetic_class, device.capability) for device in record.devices)
+    of_devices = (
+        (device.kind, device.model, device.arithmetic_class, device.capability, device.flash3)
+        for device in record.devices
+    )
     of_workers = (worker.incarnation for worker in record.workers)
     if max(map(len, (*own, *chain(*of_devices), *of_workers, *chain(*record.ailments.items())))) > MAX_SENTENCE:
         raise ValueError(f"a text of it has more than {MAX_SENTENCE} characters")

@@ -34,7 +34,14 @@ def attention_backend(spec: JobSpec, devices: Iterable[KernelDevice], source: st
 def lacks_kernel(kernel: Kernel, spec: JobSpec, devices: Iterable[KernelDevice]) -> list[str]:
     """Return for each device why it has no such kernel for the job; empty: it has one."""
     return [
-        why_not(kernel, spec.model, spec.train, device_kind=device.kind, capability=device.capability)
+        why_not(
+            kernel,
+            spec.model,
+            spec.train,
+            device_kind=device.kind,
+            capability=device.capability,
+            flash3=device.flash3,
+        )
         for device in devices
     ]
 
@@ -80,8 +87,6 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
     """Return the job with the keys that it leaves open as in the job that it continues."""
     chosen = {key: origin.value_of(key) for key in (*FILLED_IN, *OF_THE_DELAY)}
-    if spec.train.compile:  # compiled blocks are not computed again in part
-        del chosen[RECOMPUTE]
     filled_in = _filled_in(spec, named, chosen)
     if spec.train.schedule != AUTO:
         return filled_in
@@ -103,7 +108,7 @@ def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, objec
     values = {key: value for key, value in chosen.items() if key not in named}
     if not spec.optim.matrices.kind.newton_schulz:
         values.pop(NEWTON_SCHULZ, None)
-    if (spec.train.compile or spec.train.has_own_loss) and LOSS_CHUNK in values:  # they have all logits at once
+    if spec.train.has_own_loss and LOSS_CHUNK in values:  # it has all logits at once
         values[LOSS_CHUNK] = 0
     return spec.with_values(values)
 

@@ -28,6 +28,7 @@ from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.experts import set_router_losses
+from headway.stages.model.flash3 import choose_flash
 from headway.stages.model.initial_weights import frozen_beside, initial_adapters, initial_parameters
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.model.positions import document_rows
@@ -75,18 +76,18 @@ def reference(
 
     Under an adapter that is the adapters alone.
 
-    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to continue; CompilationError.
+    Raises NonFiniteLossError at a batch with such a loss, unless the job continues; CompilationError, KernelError.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
     with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
 
     optimizers_from replaces the job's own optimizers. initial: returns a layer's W_0 in fp32; None: the seed says it.
     adapters: returns those with which a layer begins; None: as `initial`. last_evaluated: held-out microbatches of the
-    evaluation after the last update; 0: as the job says.
-    Sets the process's threads and determinism (`configure`).
+    evaluation after the last update; 0: as the job says. Sets the process's threads and determinism (`configure`).
     """
     train, device, names = job.train, torch.device(device), layer_names(job.model)
     configure(train, device)
+    choose_flash(job.model, train, device)
     if train.compile:
         compile_ahead(names, job.model, train, device)
     if initial is None:

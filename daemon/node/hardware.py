@@ -9,7 +9,9 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.base.machine_share import memory_bytes, num_cores
 from headway.daemon.cluster.records import Device
 from headway.daemon.plan.devices import cuda_reserve
+from headway.stages.attention_kernels import why_no_flash3
 from headway.stages.model.determinism import arithmetic_class
+from headway.stages.model.flash3 import installed_build
 from headway.stages.no_card import why_no_card
 
 
@@ -63,6 +65,7 @@ def _cpu_name() -> str:
 def _cuda_device(index: int, num_sharers: int, reserve_gib: float | None) -> Device:
     properties = torch.cuda.get_device_properties(index)
     share_bytes = properties.total_memory // num_sharers
+    capability, build = f"{properties.major}.{properties.minor}", installed_build()
     return Device(
         kind="cuda",
         index=index,
@@ -70,6 +73,7 @@ def _cuda_device(index: int, num_sharers: int, reserve_gib: float | None) -> Dev
         memory_bytes=share_bytes,
         reserve_bytes=cuda_reserve(share_bytes, reserve_gib),
         arithmetic_class=arithmetic_class(torch.device("cuda", index)),
-        capability=f"{properties.major}.{properties.minor}",
+        capability=capability,
+        flash3="" if why_no_flash3("cuda", capability, build) else build,
         num_sharers=num_sharers,
     )

@@ -154,7 +154,7 @@ def _offer(
     return _Offer(
         names=frozenset(node.name for node in free),
         slots={
-            (node.name, slot.device.index): _with_plugins(slot, plugins)
+            (node.name, slot.device.index): _with_code(slot, computes, plugins)
             for node in free
             for slot in _slots(Same(node), memory, on_host[node.host])
             if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
@@ -168,11 +168,12 @@ def _why_no_plugins(plugins: PluginsSpec, node: NodeRecord) -> str:
     return plugins.why_not_on(node.name, node.allow_plugins, node.ailments)
 
 
-def _with_plugins(slot: DeviceSlot, plugins: PluginsSpec) -> DeviceSlot:
-    """Return a device for a job whose plug-ins are a part of its arithmetic."""
-    if not plugins.sha256:
-        return slot
-    return replace(slot, arithmetic_class=f"{slot.arithmetic_class} with {plugins.wheel} {plugins.sha256[:16]}")
+def _with_code(slot: DeviceSlot, computes: JobSpec | None, plugins: PluginsSpec) -> DeviceSlot:
+    """Return a device for a job whose plug-ins, and whose package for attention, are a part of its arithmetic."""
+    code = [f"{plugins.wheel} {plugins.sha256[:16]}"] if plugins.sha256 else []
+    if computes is not None and computes.train.attention_backend == "flash3":
+        code.append(f"flash3 {slot.device.flash3}")
+    return replace(slot, arithmetic_class=f"{slot.arithmetic_class} with {' and '.join(code)}") if code else slot
 
 
 @lru_cache(maxsize=1 << 14)

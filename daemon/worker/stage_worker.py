@@ -47,6 +47,7 @@ from headway.stages.errors import (
     CompilationError,
     DamagedFileError,
     DataError,
+    KernelError,
     MissingPackageError,
     NonFiniteLossError,
     PeerError,
@@ -58,6 +59,7 @@ from headway.stages.links.link import Frame, LinkLost
 from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
+from headway.stages.model.flash3 import choose_flash
 from headway.stages.plugin_names import PluginError
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.executor import Executor
@@ -74,7 +76,8 @@ MAX_DAMAGED = 8
 IDLE_S = 0.5
 """Idle time after which a worker measures its device; goals come first."""
 
-_IMPOSSIBLE = (RefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, PluginError, OSError)
+_LACKS_HERE = (CompilationError, KernelError, MissingPackageError)
+_IMPOSSIBLE = (RefusedError, DataError, DamagedFileError, *_LACKS_HERE, PluginError, OSError)
 """Errors that make an action impossible and leave the worker usable."""
 
 
@@ -291,6 +294,7 @@ class StageWorker:
         self._plugins = spec.plugins.sha256
         import_plugins(spec, Path(prepare.plugins_path))
         configure(spec.train, device)
+        choose_flash(spec.model, spec.train, device)
         for layer in layers:
             _check_layer(layer, spec)
         if spec.train.compile:

@@ -66,11 +66,12 @@ class AttentionWithSinks(torch.autograd.Function):
         return *of_heads, of_sinks, None, None
 
 
-AttentionBackend = Literal["auto", "math", "flash", "efficient"]
+AttentionBackend = Literal["auto", "math", "flash", "flash3", "efficient"]
 
 _BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
+    "flash3": SDPBackend.FLASH_ATTENTION,  # which `flash3.choose_flash` has replaced
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 

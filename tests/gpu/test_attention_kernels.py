@@ -9,6 +9,7 @@ from headway.daemon.node.hardware import find_devices
 from headway.stages.attention_kernels import FASTEST_FIRST, Kernel, why_not
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
+from headway.stages.model.flash3 import choose_flash
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -47,3 +48,18 @@ def test_a_kernel_runs_where_the_table_says_so(dtype: str, head_dim: int) -> Non
     for kernel in FASTEST_FIRST:
         said = why_not(kernel, model, train, device_kind="cuda", capability=card.capability)
         assert runs(kernel, model, train) is (not said), (kernel, said)
+
+
+def test_flash3_repeats_its_bits_or_is_refused() -> None:
+    """With the package on a card of capability 9.x → a block trains; a build without repeatable sums is named."""
+    (card, *_) = find_devices("cuda", 1)
+    model = ModelSpec(hidden_size=512, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
+    train = TrainSpec(dtype="bfloat16", attention_backend="flash3", sequence_length=1024)
+    if why := why_not("flash3", model, train, device_kind="cuda", capability=card.capability, flash3=card.flash3):
+        pytest.skip(why)
+    configure(train, CARD)
+    choose_flash(model, train, CARD)
+    try:
+        assert runs("flash3", model, train)
+    finally:
+        choose_flash(model, TrainSpec(), CARD)

@@ -59,7 +59,7 @@ def test_elsewhere_a_job_keeps_its_bits(devices: list[Device]) -> None:
     [
         ('dtype = "float32"', "float32", "bfloat16", 2048),
         ("loss_chunk = 0", "bfloat16", "bfloat16", 0),
-        ("compile = true", "bfloat16", "bfloat16", 0),
+        ("compile = true", "bfloat16", "bfloat16", 2048),
         ('[optim]\nmatrices = { name = "muon", newton_schulz_dtype = "float32" }', "bfloat16", "float32", 2048),
         ('[optim]\nmatrices = { name = "lion" }', "bfloat16", "float32", 2048),
     ],
@@ -76,7 +76,7 @@ def test_plans_choose_what_open_jobs_compute_again() -> None:
     choices = ("", "[train]\nrecompute = 'none'", "[train]\nrecompute = 'block'")
     assert [filled_in(text, [H100]).train.recompute for text in choices] == ["auto", "none", "block"]
     assert filled_in("", [CPU]).train.recompute == "none"
-    assert filled_in("[train]\ncompile = true", [H100]).train.recomputes == ("none", "block")
+    assert filled_in("[train]\ncompile = true", [H100]).train.recomputes == ("elementwise", "attention", "block")
 
 
 def test_few_logits_need_no_chunks() -> None:
@@ -167,6 +167,15 @@ def test_a_named_kernel_that_no_device_has_is_refused_by_key_and_value() -> None
         'job.toml:train.attention_backend: "efficient" does not fit this job: on a card in float32 it needs heads of a '
         'multiple of 4, and these have 22; set it to "auto"'
     )
+
+
+def test_flash3_is_refused_at_submit_where_no_card_has_it() -> None:
+    """An H100 without the package → one line; with it the job has it; `auto` never takes it."""
+    ours = replace(H100, flash3="3.0 ab")
+    with pytest.raises(ConfigError, match='"flash3" does not fit this job: its machine has no package flash_attn_3'):
+        attention_backend(job(64, "flash3", dtype="bfloat16"), [H100], "job.toml")
+    assert attention_backend(job(64, "flash3", dtype="bfloat16"), [H100, ours], "job.toml") == "flash3"
+    assert attention_backend(job(64, dtype="bfloat16"), [ours], "job.toml") == "flash"
 
 
 def test_a_named_kernel_that_some_device_has_stays() -> None:

@@ -69,6 +69,26 @@ def test_questions_follow_every_node() -> None:
             assert (other == found) == (other.slots == found.slots and same)
 
 
+def test_the_build_of_flash3_is_a_part_of_the_arithmetic_of_jobs_that_name_it() -> None:
+    """A card with it, one with another build, one without: two classes; for a job with `flash` all are one."""
+    builds = {"a": "3.0 aa", "b": "3.0 bb", "c": ""}
+    plain = replace(node("a", random.Random(0)), is_draining=False, stays_out="")
+    cards = {
+        name: Device(kind="cuda", capability="9.0", memory_bytes=1 << 40, arithmetic_class="one", flash3=build)
+        for name, build in builds.items()
+    }
+    nodes = tuple(replace(plain, name=name, devices=(card,), down_devices=()) for name, card in cards.items())
+    spec = small_spec("j").with_values({"train.dtype": "bfloat16", "train.attention_backend": "flash3"})
+    question = ask(spec, nodes)
+    assert {slot.node: slot.arithmetic_class for slot in question.slots} == {
+        "a": "one with flash3 3.0 aa",
+        "b": "one with flash3 3.0 bb",
+    }
+    assert any("node c has no attention_backend" in sentence for sentence in question.left_out)
+    flash = spec.with_values({"train.attention_backend": "flash"})
+    assert {slot.arithmetic_class for slot in ask(flash, nodes).slots} == {"one"}
+
+
 def test_the_wheel_of_plug_ins_is_a_part_of_the_arithmetic() -> None:
     """Of a job whose bits must be one class's: it goes on with its own code, and not with another wheel."""
     nodes = (replace(node("a", random.Random(0)), allow_plugins=("any",), is_draining=False, stays_out=""),)

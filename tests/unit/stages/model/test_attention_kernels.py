@@ -9,7 +9,9 @@ from headway.stages.attention_kernels import Kernel, why_not
 from headway.stages.spec import ModelSpec, TrainSpec
 
 
-def reason(kernel: Kernel, head_dim: int, dtype: str, capability: str, device_kind: str = "cuda") -> str:
+def reason(
+    kernel: Kernel, head_dim: int, dtype: str, capability: str, device_kind: str = "cuda", flash3: str = ""
+) -> str:
     """Why a device has no such kernel for heads of a width."""
     model = ModelSpec(hidden_size=8 * head_dim, num_attention_heads=8)
     return why_not(
@@ -18,6 +20,7 @@ def reason(kernel: Kernel, head_dim: int, dtype: str, capability: str, device_ki
         TrainSpec(dtype=dtype),  # type: ignore[arg-type]
         device_kind=device_kind,
         capability=capability,
+        flash3=flash3,
     )
 
 
@@ -51,6 +54,27 @@ def test_a_card_has_the_kernels_that_torch_has_for_it(
 ) -> None:
     """By dtype, width of a head and compute capability; a card that is not known gets the strictest rule."""
     assert (not reason(kernel, head_dim, dtype, capability)) is fits
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device_kind", "capability", "build", "why"),
+    [
+        ("bfloat16", "cuda", "9.0", "3.0 ab", ""),
+        ("bfloat16", "cuda", "9.0", "", "its machine has no package flash_attn_3, which has to be built for torch's"),
+        ("bfloat16", "cuda", "8.9", "3.0 ab", "it needs a card of compute capability 9.x, and this one has 8.9"),
+        ("bfloat16", "cuda", "10.0", "3.0 ab", "it needs a card of compute capability 9.x, and this one has 10.0"),
+        ("bfloat16", "cuda", "", "3.0 ab", "it needs a card of compute capability 9.x, and this one has none that is"),
+        ("bfloat16", "cpu", "", "", "a CPU has no FlashAttention 3"),
+        ("float32", "cuda", "9.0", "3.0 ab", "on a card it takes bfloat16 only, and the job's dtype is float32"),
+    ],
+)
+def test_flash3_needs_a_hopper_card_and_a_package(
+    dtype: str, device_kind: str, capability: str, build: str, why: str
+) -> None:
+    """And what `flash` needs too."""
+    found = reason("flash3", 64, dtype, capability, device_kind, build)
+    assert found.startswith(why)
+    assert bool(found) is bool(why)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
