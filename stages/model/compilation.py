@@ -96,7 +96,7 @@ def _set_up() -> None:
     inductor.compile_threads = 1  # start no processes
     inductor.deterministic = True  # choose no code by its seconds
     # Else each call moves its code to the front of the list, and a thread that looks through the list misses it.
-    torch._C._dynamo.eval_frame._set_lru_cache(False)
+    torch._C._dynamo.eval_frame._set_lru_cache(False)  # type: ignore[attr-defined]
 
 
 def _check_compiler(device: torch.device) -> None:
