@@ -111,10 +111,19 @@ def _torch() -> str:
 
 
 def _card(properties: Any) -> str:
-    """Return a card's name, and its build of FlashAttention 3 or why it has none, if a package could bring it."""
+    """Return a card's name, why torch has no code for it, and its build of FlashAttention 3 or why it has none, if a
+    package could bring it.
+    """
+    import torch
+
     from headway.stages.attention_kernels import why_no_flash3
     from headway.stages.model.flash3 import installed_build
+    from headway.stages.no_card import why_no_code
 
+    if torch.version.hip is not None:
+        return f"{properties.name} (ROCm: no such card was tried, and its flash attention may not repeat its bits)"
+    if why := why_no_code((properties.major, properties.minor), torch.cuda.get_arch_list()):
+        return f"{properties.name} ({why})"
     capability, build = f"{properties.major}.{properties.minor}", installed_build()
     if why_no_flash3("cuda", capability, "any"):
         return str(properties.name)

@@ -10,7 +10,7 @@ from headway.daemon.base.errors import ConfigError
 from headway.daemon.client import doctor as doctor
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.stages import no_card
-from headway.stages.no_card import why_no_card
+from headway.stages.no_card import remark_after_setup, why_no_card, why_no_code
 
 GIB = 1 << 30
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
@@ -123,6 +123,55 @@ def test_a_driver_that_is_too_old_is_named_with_a_build_for_it(
     monkeypatch.setattr("torch.__version__", "2.13.0+x")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert why_no_card() == why
+
+
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+CUDA_12 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+ELSEWHERE = "this build of torch has no code for compute capability {}; it takes one for CUDA {}"
+FROM_12, FROM_13 = "12, from https://download.pytorch.org/whl/cu126", "12.8 or newer, such as PyPI's"
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "archs", "why"),
+    [
+        ("V100", (7, 0), CUDA_13, ELSEWHERE.format("7.0", FROM_12)),
+        ("V100", (7, 0), CUDA_12, ""),
+        ("RTX 4090", (8, 9), CUDA_13, ""),
+        ("H100", (9, 0), ["sm_90a"], ""),
+        ("B200", (10, 0), CUDA_12, ELSEWHERE.format("10.0", FROM_13)),
+        ("B300", (10, 3), CUDA_13, ""),
+        ("RTX 5090", (12, 0), CUDA_12, ELSEWHERE.format("12.0", FROM_13)),
+        ("RTX 5090", (12, 0), [*CUDA_12, "compute_90"], ""),
+        ("a later one", (12, 1), ["sm_120a"], ELSEWHERE.format("12.1", FROM_13)),
+    ],
+)
+def test_a_build_without_code_for_a_card_is_named(
+    card: str, capability: tuple[int, int], archs: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch finds such a card, and fails at its first operation: `doctor` says so before."""
+    assert why_no_code(capability, archs) == why
+    major, minor = capability
+    found = SimpleNamespace(name=card, major=major, minor=minor)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: archs)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: found)
+    of_flash3 = " (flash3: its machine has no package flash_attn_3, which has to be built for torch's release)"
+    assert doctor._torch().endswith(f"{card} ({why})" if why else card + of_flash3 * (major == 9))
+
+
+def test_setup_says_what_hides_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver and no device → the reason; cards that torch finds, or no driver → nothing; ROCm is no missing CUDA."""
+    told = tmp_path / "version"
+    told.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu\n")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(no_card, "DRIVER_VERSION", told)
+    assert "needs driver 580, and this one is 550.54.14" in remark_after_setup(0)
+    assert remark_after_setup(1) == ""
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    assert why_no_card().startswith("torch is built for ROCm 6.4, and finds no device")
+    monkeypatch.setattr(no_card, "DRIVER_VERSION", tmp_path / "none")
+    assert remark_after_setup(0) == ""
 
 
 @pytest.mark.parametrize(
