@@ -1,5 +1,6 @@
 """On a card: recomputed blocks give equal bits in less memory, and layers are timed by events."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.opening import open_device
 from headway.stages.ids import LayerName
 from headway.stages.model.determinism import configure
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names, whole_layer
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
 from headway.stages.telemetry.layer_times import NUM_EARLY, LayerTimes
@@ -71,6 +72,53 @@ def test_blocks_computed_again_give_the_same_bits_in_less_memory(card: torch.dev
     # The second run's peak counts from what is left of the first: nothing but its results on the CPU.
     if card.type == "cuda":  # nobody counts the CPU's allocations
         assert 0 < recomputed.measured.peak_bytes < 0.7 * kept.measured.peak_bytes
+
+
+def in_stages(
+    device: torch.device, dtype: str, cuts: Sequence[Sequence[str]]
+) -> tuple[Tensor, dict[tuple[str, str], Tensor]]:
+    """The loss and the gradients of a microbatch by whole layer and parameter, through stages of these layers."""
+    model, length = (MODEL, 256) if device.type == "cuda" else (SMALL, 32)
+    train = TrainSpec(
+        microbatch_size=4,
+        sequence_length=length,
+        dtype=dtype,  # type: ignore[arg-type]
+        attention_backend="flash" if dtype == "bfloat16" or device.type == "cpu" else "efficient",
+    )
+    factory = factory_of(replace(make_job(train), model=model))
+    configure(train, device)
+    stages = [
+        [
+            LayerState.initial(LayerName(name), model, train, seed=7, device=device, optimizer_factory=factory)
+            for name in names
+        ]
+        for names in cuts
+    ]
+    last = len(stages) - 1
+    graphs = [StageGraph(each, model, train, is_first=k == 0, is_last=k == last) for k, each in enumerate(stages)]
+    tokens = torch.randint(model.vocab_size, (4, length + 1), generator=torch.Generator().manual_seed(5)).to(device)
+    hidden, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    for graph in graphs:
+        hidden = graph.forward((0, 0), Microbatch(hidden, targets), version=0)
+    gradient, found = None, {}
+    for graph, layers in zip(graphs[::-1], stages[::-1], strict=True):
+        of_stage, gradient = graph.backward((0, 0), gradient)
+        places = [(whole_layer(layer.name), name) for layer in layers for name in layer.weights()]
+        found |= dict(zip(places, (tensor.cpu() for tensor in of_stage), strict=True))
+    return hidden.cpu(), found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cut_inside_a_block_gives_the_same_bits(card: torch.device, dtype: str) -> None:
+    """Whole blocks in one stage; three stages, of which the second has the MLP of a block and attention of another."""
+    model = MODEL if card.type == "cuda" else SMALL
+    names = layer_names(model, are_split=True)
+    assert (names[4], names[7]) == ("block.1.mlp", "block.3.attention")
+    loss, whole = in_stages(card, dtype, [layer_names(model)])
+    other_loss, halves = in_stages(card, dtype, [names[:4], names[4:8], names[8:]])
+    assert torch.equal(loss, other_loss)
+    assert whole.keys() == halves.keys()
+    assert all(torch.equal(tensor, halves[place]) for place, tensor in whole.items())
 
 
 def test_events_time_every_kind_of_layer(card: torch.device) -> None:
