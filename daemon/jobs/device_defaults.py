@@ -50,6 +50,7 @@ DTYPE: Final = "train.dtype"
 NEWTON_SCHULZ: Final = "optim.matrices.newton_schulz_dtype"
 LOSS_CHUNK: Final = "train.loss_chunk"
 RECOMPUTE: Final = "train.recompute"
+SPLIT_BLOCKS: Final = "placement.split_blocks"
 
 FILLED_IN: Final = (DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE)
 
@@ -85,8 +86,8 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
 
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
-    """Return the job with the keys that it leaves open as in the job that it continues."""
-    chosen = {key: origin.value_of(key) for key in (*FILLED_IN, *OF_THE_DELAY)}
+    """Return the job with the keys that it leaves open as in the job that it continues, whose layers it takes over."""
+    chosen = {key: origin.value_of(key) for key in (*FILLED_IN, *OF_THE_DELAY, SPLIT_BLOCKS)}
     filled_in = _filled_in(spec, named, chosen)
     if spec.train.schedule != AUTO:
         return filled_in

@@ -489,7 +489,7 @@ def why_no_halves(spec: JobSpec) -> str:
     if spec.model.has_own_block:
         return "a block of the job's own, which has no halves; set it to false"
     if spec.train.compile:
-        return "train.compile: code of half a block rounds otherwise; set one to false"
+        return "train.compile, whose codes are of whole blocks; set one to false"
     if spec.train.wire != "none":
         return f'train.wire = "{spec.train.wire}": it would round in the middle of blocks, too; set it to false'
     return ""

@@ -100,7 +100,7 @@ def in_stages(
     hidden, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     for graph in graphs:
         hidden = graph.forward((0, 0), Microbatch(hidden, targets), version=0)
-    gradient, found = None, {}
+    gradient, found = None, dict[tuple[str, str], Tensor]()
     for graph, layers in zip(graphs[::-1], stages[::-1], strict=True):
         of_stage, gradient = graph.backward((0, 0), gradient)
         places = [(whole_layer(layer.name), name) for layer in layers for name in layer.weights()]

@@ -165,8 +165,11 @@ async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path, objective: str) -
     assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
 
 
-async def test_a_base_in_4_bits_through_a_kill(tmp_path: Path) -> None:
-    """A node of three dies. The others load codes, not weights: the plain loop's adapters, and merged the W' of nf4."""
+@pytest.mark.parametrize("are_split", [False, True])
+async def test_a_base_in_4_bits_through_a_kill(tmp_path: Path, *, are_split: bool) -> None:
+    """A node of three dies. The others load codes, not weights: the plain loop's adapters, and merged the W' of nf4;
+    so, too, with halves of blocks, which have parts of their own.
+    """
     adapter = AdapterSpec(rank=4, alpha=8.0, quantize="nf4")
     await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
     spec, plain = trained_beside(tmp_path, "model", small_job("lora-nf4", batches=400), adapter)
@@ -174,7 +177,8 @@ async def test_a_base_in_4_bits_through_a_kill(tmp_path: Path) -> None:
         LocalCluster(tmp_path / "cluster", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
         ClusterSession(cluster.address) as session,
     ):
-        await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3)))
+        placement = PlacementSpec(min_nodes=2, max_nodes=3, split_blocks=are_split)
+        await submit(session, with_parts(replace(spec, placement=placement)))
         await until_batch(session, spec.job.name, 20, timeout_s=PATIENCE_S)
         cluster.kill_node(cluster.nodes[-1].name)
         piped = await finished(session, spec.job.name, tmp_path / "piped", timeout_s=PATIENCE_S)

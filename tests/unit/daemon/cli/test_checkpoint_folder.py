@@ -277,6 +277,8 @@ def test_a_job_that_does_not_fit_is_refused_with_the_key(tmp_path: Path) -> None
         check_fits(replace(SPEC, train=replace(SPEC.train, dtype="bfloat16")), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"train\.sync_batches: is 50, but the checkpoint of demo has 0"):
         check_fits(replace(SPEC, train=replace(SPEC.train, sync_batches=50)), manifest, "job.toml")
+    with pytest.raises(ConfigError, match=r"job\.toml:placement\.split_blocks: is True, but the checkpoint of"):
+        check_fits(SPEC.with_values({"placement.split_blocks": True}), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"optim\.error_feedback: is 0, but the checkpoint of demo was made with 1"):
         check_fits(replace(SPEC, optim=replace(SPEC.optim, error_feedback=0.0)), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"train\.batches: 40 batches are done at boundary 40"):

@@ -112,6 +112,15 @@ def test_a_job_from_a_checkpoint_takes_what_it_leaves_open_from_there() -> None:
         assert spec.train.recompute == "auto"
 
 
+@pytest.mark.parametrize(("text", "are_split"), [("", True), ("[placement]\nsplit_blocks = false", False)])
+def test_a_continued_job_has_the_layers_of_the_one_before(text: str, *, are_split: bool) -> None:
+    """Halves of blocks have files of their own → so it is with whoever says nothing; a file that says more counts."""
+    origin = parse_job(NAMED + "[placement]\nsplit_blocks = true")
+    named = set[str]()
+    spec = with_those_of(parse_job(NAMED + text, named=named), origin, named=named)
+    assert spec.placement.split_blocks is are_split
+
+
 def test_keys_are_named_by_their_section() -> None:
     """A key of another section with the same name does not count."""
     spec = parse_job(NAMED + LARGE)

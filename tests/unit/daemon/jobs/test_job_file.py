@@ -165,7 +165,7 @@ REFUSED = {
     ),
     "halves of compiled blocks": (
         NAMED + "[train]\ncompile = true\n[placement]\nsplit_blocks = true",
-        "placement.split_blocks: true is refused with train.compile: code of half a block rounds otherwise",
+        "placement.split_blocks: true is refused with train.compile, whose codes are of whole blocks",
     ),
     "halves beside coded links": (
         NAMED + '[train]\nwire = "bf16"\n[placement]\nsplit_blocks = true',
