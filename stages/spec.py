@@ -399,6 +399,8 @@ class TrainSpec:
     """How much the model holds on to the frozen one. Used by dpo."""
     loss_chunk: Annotated[int, (0, 2**24, "no microbatch has so many tokens")] = 0
     """Tokens of a microbatch whose logits exist at once; 0: all."""
+    loss_gradient: Literal["chunks", "whole"] = "chunks"
+    """How the gradient of the vocabulary's matrix is made: added up chunk by chunk, or as one product of all tokens."""
     attention_backend: Literal["auto", "math", "flash", "flash3", "efficient"] = "auto"
     """Resolved once, when the job is submitted; never by a node."""
     link: Literal["auto", "grpc", "collective"] = "auto"

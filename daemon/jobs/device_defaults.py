@@ -49,10 +49,11 @@ def lacks_kernel(kernel: Kernel, spec: JobSpec, devices: Iterable[KernelDevice])
 DTYPE: Final = "train.dtype"
 NEWTON_SCHULZ: Final = "optim.matrices.newton_schulz_dtype"
 LOSS_CHUNK: Final = "train.loss_chunk"
+LOSS_GRADIENT: Final = "train.loss_gradient"
 RECOMPUTE: Final = "train.recompute"
 SPLIT_BLOCKS: Final = "placement.split_blocks"
 
-FILLED_IN: Final = (DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE)
+FILLED_IN: Final = (DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, LOSS_GRADIENT, RECOMPUTE)
 
 _MOST_LOGITS: Final = 1 << 28
 """Logits that exist at once by default: 3.2 GB in the backward. Each chunk also reads the head's matrix, and reads and
@@ -82,7 +83,8 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
     if not devices or not all(computes_bfloat16(device) for device in devices):
         return spec
     chosen = {DTYPE: "bfloat16", NEWTON_SCHULZ: "bfloat16", LOSS_CHUNK: _loss_chunk(spec.model, spec.train)}
-    return _filled_in(spec, named, chosen | {RECOMPUTE: "auto"})
+    filled_in = _filled_in(spec, named, chosen | {RECOMPUTE: "auto"})
+    return _filled_in(filled_in, named, {LOSS_GRADIENT: _loss_gradient(filled_in.model, filled_in.train)})
 
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
@@ -111,6 +113,8 @@ def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, objec
         values.pop(NEWTON_SCHULZ, None)
     if spec.train.has_own_loss and LOSS_CHUNK in values:  # it has all logits at once
         values[LOSS_CHUNK] = 0
+    if not values.get(LOSS_CHUNK, spec.train.loss_chunk) or spec.model.has_adapter:  # nothing is added up
+        values.pop(LOSS_GRADIENT, None)
     return spec.with_values(values)
 
 
@@ -126,3 +130,10 @@ def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:
     if rows * model.vocab_size <= _MOST_LOGITS:
         return 0
     return 1 << (_MOST_LOGITS // model.vocab_size).bit_length() - 1
+
+
+def _loss_gradient(model: ModelSpec, train: TrainSpec) -> str:
+    """Return `whole` where the gradients of all logits take no more memory than a chunk's matrix beside the sum."""
+    size = 2 if train.dtype == "bfloat16" else 4
+    tokens = train.microbatch_size * train.sequence_length
+    return "whole" if size * tokens <= (4 + size) * model.hidden_size else "chunks"

@@ -368,6 +368,8 @@ def _train_faults(spec: JobSpec) -> Faults:
             yield "train.loss", 'is that of next tokens, and objective = "dpo" has its own; leave it out'
     elif train.loss_settings:
         yield "train.loss_settings", f"is not used by the loss {train.loss}; leave it out"
+    if not train.loss_chunk or spec.model.has_adapter:
+        yield from _unused(train, "train", "loss_chunk and a head that is trained", "loss_gradient")
     if spec.model.has_own_block and (train.compile or train.recompute in ("elementwise", "attention")):
         key, value = ("compile", "true") if train.compile else ("recompute", f'"{train.recompute}"')
         yield f"train.{key}", f"{value} is refused with a block of the job's own; leave it out"

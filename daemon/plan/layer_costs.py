@@ -376,7 +376,8 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
     bytes a logit in all, in either dtype, before the gradient of the head's weights is there. Its forward needs less.
     In chunks it keeps none, but the gradients of its input and of the weight. The forward makes them, the weight's as
-    an fp32 sum beside the chunk's own. Of preferences each chunk is computed a second time instead.
+    an fp32 sum beside the chunk's own, or from the gradients of all logits. Of preferences each chunk is computed a
+    second time instead.
     """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
@@ -392,9 +393,16 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
         of_matrix, sum_bytes = (0 if is_frozen else size * num_matrix for size in (element_bytes(train), FP32_BYTES))
-        moved += is_again * of_forward * logits + 2 * (sum_bytes + of_matrix) * -(-_tokens(train) // rows)
+        moved += is_again * of_forward * logits
         kept = 0 if is_again else hidden_bytes(spec) + of_matrix
-        passing = max((3 * FP32_BYTES + of_tanh) * rows * model.vocab_size + sum_bytes - own_gradient, 0)
+        of_chunk = (3 * FP32_BYTES + of_tanh) * rows * model.vocab_size
+        if train.loss_gradient == "whole":  # no chunk is left when its product is made
+            moved += 2 * element_bytes(train) * logits
+            passing = element_bytes(train) * logits + max(of_chunk - of_matrix, 0) - own_gradient
+        else:
+            moved += 2 * (sum_bytes + of_matrix) * -(-_tokens(train) // rows)
+            passing = of_chunk + sum_bytes - own_gradient
+        passing = max(passing, 0)
     return _cost(
         spec,
         "head",

@@ -38,7 +38,8 @@ def arithmetic_settings(spec: JobSpec) -> str:
         parts.append(f"{narrow} kept in bfloat16")
     parts.append(f"attention by {_kernel(train.attention_backend)}")
     if train.loss_chunk:
-        parts.append(f"logits of {train.loss_chunk} tokens at once")
+        product = ", one product for their matrix' gradient" if train.loss_gradient == "whole" else ""
+        parts.append(f"logits of {train.loss_chunk} tokens at once{product}")
     if train.compile:
         parts.append("compiled layers")
     parts += [f"TF32 {'on' if train.allow_tf32 else 'off'}", _threads(train.threads)]

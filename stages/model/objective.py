@@ -42,6 +42,7 @@ def microbatch_loss(
     targets: Tensor,
     *,
     chunk: int,
+    is_whole: bool = False,
     mean_tokens: Tensor | None = None,
     loss_of: Loss = token_loss,
 ) -> Tensor:
@@ -49,14 +50,15 @@ def microbatch_loss(
 
     hidden [microbatch, sequence, hidden] is the head's input, targets int64 [microbatch, sequence]. chunk: rows whose
     logits exist at once, of the cross entropy; 0: all. In chunks the loss is what is differentiated, not a function of
-    it. mean_tokens: see `token_loss`.
+    it. is_whole: the gradient of the vocabulary's matrix is one product all the same. mean_tokens: see `token_loss`.
     """
     if chunk == 0:
         return loss_of(head(hidden), targets, mean_tokens)
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
+    weight, wanted, is_differentiated = head.lm_head.weight, targets.flatten(), torch.is_grad_enabled()
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.sum_of_losses, torch.is_grad_enabled()
+        normed, weight, wanted, chunk, mean_tokens, head.sum_of_losses, is_differentiated, is_whole
     )
     return loss
 
@@ -78,14 +80,15 @@ class _ChunkedLoss(torch.autograd.Function):
         mean_tokens: Tensor | None,
         sum_of_losses: _SumOfLosses,
         is_differentiated: bool,
+        is_whole: bool,
     ) -> Tensor:
         divisor = len(targets) if mean_tokens is None else mean_tokens
         by_rows, by_weight = (is_differentiated and needed for needed in ctx.needs_input_grad[:2])
         if by_rows or by_weight:
-            gradients = _Gradients(normed, weight, by_rows=by_rows, by_weight=by_weight)
+            gradients = _Gradients(normed, weight, by_rows=by_rows, by_weight=by_weight, is_whole=is_whole)
             upstream = torch.ones((), device=normed.device) / divisor
             sums = [gradients.add(*each, sum_of_losses, upstream) for each in _chunks(normed, targets, chunk)]
-            ctx.save_for_backward(*gradients.whole())
+            ctx.save_for_backward(*gradients.complete())
         else:
             sums = [
                 sum_of_losses(functional.linear(rows, weight), wanted)
@@ -97,18 +100,20 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         torch._assert_async(gradients[0] == 1)
-        return *ctx.saved_tensors, None, None, None, None, None, None
+        return *ctx.saved_tensors, *[None] * 6
 
 
 class _Gradients:
     """Those of a loss by the rows and by the vocabulary's matrix, from one chunk after another."""
 
-    def __init__(self, normed: Tensor, weight: Tensor, *, by_rows: bool, by_weight: bool) -> None:
-        """by_rows, by_weight: which of them are needed; a frozen head's is not."""
-        self._weight = weight
+    def __init__(self, normed: Tensor, weight: Tensor, *, by_rows: bool, by_weight: bool, is_whole: bool) -> None:
+        """by_rows, by_weight: which of them are needed; a frozen head's is not. is_whole: see `microbatch_loss`."""
+        self._normed, self._weight = normed, weight
         self._by_rows = torch.empty_like(normed) if by_rows else None
-        self._needs_weight = by_weight
+        self._needs_sum = by_weight and not is_whole
         self._by_weight: Tensor | None = None
+        shape = len(normed), len(weight)
+        self._by_products = normed.new_empty(shape) if by_weight and is_whole else None
         self._num_rows = 0
 
     def add(self, rows: Tensor, targets: Tensor, sum_of_losses: _SumOfLosses, upstream: Tensor) -> Tensor:
@@ -119,16 +124,21 @@ class _Gradients:
             loss = sum_of_losses(products, targets)
             del products  # they take memory, and only their gradient is wanted
             (by_products,) = torch.autograd.grad(loss, [of_products], upstream)
+        place = slice(self._num_rows, self._num_rows + len(rows))
         if self._by_rows is not None:
-            self._by_rows[self._num_rows :][: len(rows)] = by_products.mm(self._weight)
-        if self._needs_weight:
+            self._by_rows[place] = by_products.mm(self._weight)
+        if self._by_products is not None:
+            self._by_products[place] = by_products
+        if self._needs_sum:
             of_chunk = by_products.t().mm(rows)
             self._by_weight = of_chunk.float() if self._by_weight is None else self._by_weight.add_(of_chunk)
         self._num_rows += len(rows)
         return loss.detach()
 
-    def whole(self) -> tuple[Tensor | None, Tensor | None]:
+    def complete(self) -> tuple[Tensor | None, Tensor | None]:
         """Return both, in the dtype of what they belong to."""
+        if self._by_products is not None:
+            return self._by_rows, self._by_products.t().mm(self._normed)
         return self._by_rows, None if self._by_weight is None else self._by_weight.to(self._weight.dtype)
 
 
@@ -165,8 +175,10 @@ def objective_loss(
 ) -> Tensor:
     """Return the loss [] of a microbatch, in float32. The arguments are those of a `Microbatch`."""
     if not train.learns_preferences:
-        loss_of = _loss_of(train.loss, train.loss_settings)
-        return microbatch_loss(head, hidden, targets, chunk=train.loss_chunk, mean_tokens=divisor, loss_of=loss_of)
+        loss_of, is_whole = _loss_of(train.loss, train.loss_settings), train.loss_gradient == "whole"
+        return microbatch_loss(
+            head, hidden, targets, chunk=train.loss_chunk, is_whole=is_whole, mean_tokens=divisor, loss_of=loss_of
+        )
     assert positions is not None, "pairs are documents of rows"
     assert divisor is not None, "pairs have flags"
     chunk, beta = train.loss_chunk, train.dpo_beta

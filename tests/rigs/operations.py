@@ -7,7 +7,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PRODUCTS = ("mm", "bmm", "addmm")
-NO_LAUNCH = ("view", "_unsafe_view", "t", "transpose", "detach", "as_strided", "alias", "expand", "empty", "empty_like")
+NO_LAUNCH = (
+    "view",
+    "_unsafe_view",
+    "t",
+    "transpose",
+    "detach",
+    "as_strided",
+    "slice",
+    "split",
+    "alias",
+    "expand",
+    "empty",
+    "empty_like",
+    "new_empty",
+)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

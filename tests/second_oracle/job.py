@@ -144,6 +144,7 @@ class Train:
     objective: str
     dpo_beta: float
     loss_chunk: int
+    loss_gradient: str
     loss_mask: str
     documents: str
     attention_backend: str

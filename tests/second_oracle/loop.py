@@ -137,6 +137,7 @@ def loss_and_gradient(
             rows.targets,
             scaling=scaling,
             chunk=chunk,
+            is_whole=job.train.loss_gradient == "whole",
             divisor=rows.divisor,
             more=routed.losses,
         )

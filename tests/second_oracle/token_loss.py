@@ -16,6 +16,7 @@ def differentiated_loss(
     *,
     scaling: tuple[float, float],
     chunk: int,
+    is_whole: bool,
     divisor: Tensor | None,
     more: Sequence[Tensor] = (),
 ) -> float:
@@ -26,8 +27,9 @@ def differentiated_loss(
     rows, wanted = normed.flatten(0, 1), targets.flatten()
     if chunk:
         number = torch.tensor(float(len(wanted)))
-        return in_chunks(rows, weight, wanted, scaling, chunk, number if divisor is None else divisor, more)
-    logits = logits_of(rows, weight, scaling)
+        divisor = number if divisor is None else divisor
+        return in_chunks(rows, weight, wanted, scaling, chunk, divisor, more, is_whole=is_whole)
+    logits = logits_of(functional.linear(rows, weight), scaling)
     if divisor is None:
         value = functional.cross_entropy(logits, wanted)
     else:
@@ -36,9 +38,8 @@ def differentiated_loss(
     return value.item()
 
 
-def logits_of(rows: Tensor, weight: Tensor, scaling: tuple[float, float]) -> Tensor:
+def logits_of(products: Tensor, scaling: tuple[float, float]) -> Tensor:
     """In float32, from products in the job's dtype."""
-    products = functional.linear(rows, weight)
     divisor, cap = scaling
     if divisor != 1:
         products = products / divisor
@@ -63,7 +64,10 @@ def differentiated_preference(
         size = chunk or len(wanted)
         parts = [(rows[at : at + size], wanted[at : at + size]) for at in range(0, len(wanted), size)]
         return torch.cat(
-            [functional.cross_entropy(logits_of(r, weight, scaling), w, reduction="none") for r, w in parts]
+            [
+                functional.cross_entropy(logits_of(functional.linear(r, weight), scaling), w, reduction="none")
+                for r, w in parts
+            ]
         )
 
     upper, lower = normed.chunk(2)
@@ -97,22 +101,29 @@ def in_chunks(
     chunk: int,
     divisor: Tensor,
     more: Sequence[Tensor],
+    *,
+    is_whole: bool,
 ) -> float:
-    """Each chunk by itself, from the first to the last."""
+    """Each chunk by itself, from the first to the last. is_whole: one product gives the gradient of the weight."""
     num_rows = len(targets)
-    sums, by_rows, by_weight = [], [], []
+    sums, by_rows, by_weight, by_products = [], [], [], []
     for begin in range(0, num_rows, chunk):
         part = rows[begin : begin + chunk].detach().requires_grad_()
         copy = weight.detach().requires_grad_()
-        value = functional.cross_entropy(
-            logits_of(part, copy, scaling), targets[begin : begin + chunk], reduction="sum"
-        )
+        products = functional.linear(part, copy)
+        products.retain_grad()
+        value = functional.cross_entropy(logits_of(products, scaling), targets[begin : begin + chunk], reduction="sum")
         value.backward(torch.ones(()) / divisor)  # type: ignore[no-untyped-call]
         assert part.grad is not None
         assert copy.grad is not None
+        assert products.grad is not None
+        by_products.append(products.grad)
         sums.append(value.detach())
         by_rows.append(part.grad)
         by_weight.append(copy.grad.float())
-    weight.grad = reduce(add, by_weight).to(weight.dtype)
+    if is_whole:
+        weight.grad = torch.cat(by_products).t() @ rows.detach()
+    else:
+        weight.grad = reduce(add, by_weight).to(weight.dtype)
     torch.autograd.backward([rows, *more], [torch.cat(by_rows), *map(torch.ones_like, more)])
     return (reduce(add, sums) / divisor).item()

@@ -290,6 +290,10 @@ JOBS = {
         'schedule = "1f1b"\neval_every = 2\neval_patience = 1\neval_min_delta = 0.05\ndtype = "bfloat16"', batches=12
     ),
     "may end early": job_file("eval_every = 3\neval_patience = 9", batches=8),
+    "one product of a loss in chunks": job_file('loss_chunk = 7\nloss_gradient = "whole"'),
+    "one_product_of_a_loss_in_chunks_bfloat16": job_file(
+        'loss_chunk = 5\ndtype = "bfloat16"\nloss_mask = "data"\nloss_gradient = "whole"', "error_feedback = 0.0"
+    ),
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
     "rate with a floor": job_file(optim="lr_floor = 0.2", batches=8),

@@ -180,6 +180,7 @@ def test_every_setting_that_changes_bits_is_told() -> None:
         TrainSpec(allow_tf32=True),
         TrainSpec(attention_backend="math"),
         TrainSpec(loss_chunk=7),
+        TrainSpec(loss_chunk=7, loss_gradient="whole"),
         TrainSpec(compile=True),
         TrainSpec(threads=3),
     ]

@@ -86,6 +86,30 @@ def test_few_logits_need_no_chunks() -> None:
     assert filled_in(LARGE.replace("128256", str(1 << 20)), [H100]).train.loss_chunk == 256
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "chunks"),  # 8,192 tokens of 256 values: the gradients of all logits are larger than two such matrices
+        ("[model]\nhidden_size = 4096", "whole"),
+        ("[model]\nhidden_size = 2720", "chunks"),  # 2 · 8,192 > 6 · 2,720
+        ("[model]\nhidden_size = 2736", "whole"),
+        ("[model]\nhidden_size = 4096\n[adapter]\nrank = 8", "chunks"),
+        ("[model]\nhidden_size = 4096\n[train]\nloss_chunk = 0", "chunks"),
+        ('[model]\nhidden_size = 4080\n[train]\ndtype = "float32"', "chunks"),  # 4 · 8,192 > 8 · 4,080
+        ('[model]\nhidden_size = 4096\n[train]\ndtype = "float32"', "whole"),
+        ('[model]\nhidden_size = 4096\n[train]\nloss_chunk = 64\nloss_gradient = "chunks"', "chunks"),
+    ],
+)
+def test_one_product_is_made_where_it_takes_no_more_memory(text: str, found: str) -> None:
+    """Than the sum of the chunks' in float32, and a chunk's beside it. Elsewhere, or if it is named, all stays."""
+    sizes = {"model": "vocab_size = 128256", "train": "microbatch_size = 1\nsequence_length = 8192"}
+    for section, keys in sizes.items():
+        head = f"[{section}]\n"
+        text = text.replace(head, f"{head}{keys}\n") if head in text else f"{text}\n{head}{keys}\n"
+    assert filled_in(text, [H100]).train.loss_gradient == found
+    assert filled_in(text, [CPU]).train.loss_gradient == "chunks"
+
+
 def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
     """The record has the values, and nobody who reads it decides again; a spec without a file is left alone."""
     file = tmp_path / "job.toml"
@@ -103,12 +127,14 @@ def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
 
 def test_a_job_from_a_checkpoint_takes_what_it_leaves_open_from_there() -> None:
     """A checkpoint of cards, a new job file that names nothing → bfloat16 everywhere; what it names stays."""
-    origin = filled_in(LARGE, [H100])
+    origin = filled_in(LARGE.replace("[model]\n", "[model]\nhidden_size = 4096\n"), [H100])
+    assert origin.train.loss_gradient == "whole"
     for text, chunk in (("", 2048), ("[train]\nloss_chunk = 64", 64)):
         named = set[str]()
         spec = with_those_of(parse_job(NAMED + text, named=named), origin, named=named)
         assert spec.train.dtype == spec.optim.matrices.newton_schulz_dtype == "bfloat16"
         assert spec.train.loss_chunk == chunk
+        assert spec.train.loss_gradient == origin.train.loss_gradient
         assert spec.train.recompute == "auto"
 
 

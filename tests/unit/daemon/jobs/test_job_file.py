@@ -175,6 +175,10 @@ REFUSED = {
         NAMED + '[model]\nblock = "my_things.blocks:Block"\n[placement]\nsplit_blocks = true',
         "placement.split_blocks: true is refused with a block of the job's own",
     ),
+    "one product without chunks": (
+        NAMED + '[train]\nloss_gradient = "whole"',
+        "train.loss_gradient: is not used without loss_chunk and a head that is trained; leave it out",
+    ),
     "negative error feedback": (NAMED + "[optim]\nerror_feedback = -1.0", "optim.error_feedback: must be at least 0"),
     "heads that do not divide": (
         NAMED + "[model]\nnum_attention_heads = 7",

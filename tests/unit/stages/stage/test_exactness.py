@@ -104,6 +104,9 @@ JOBS = {
     "tied-1f1b-no-clip": job(ADAMW, TIED_MODEL, schedule="1f1b", clip_norm=0.0),
     "tied-gpipe-clip": job(model=TIED_MODEL, schedule="gpipe", microbatches=4, reduction_groups=2, clip_norm=0.05),
     "tied-2bw-recomputed": job(model=TIED_MODEL, microbatches=4, reduction_groups=4, recompute="block"),
+    # one product for the gradient of the vocabulary's matrix
+    "one-product-2bw-bfloat16": job(dtype="bfloat16", loss_chunk=5, loss_gradient="whole"),
+    "one-product-tied-1f1b": job(ADAMW, TIED_MODEL, schedule="1f1b", loss_chunk=5, loss_gradient="whole", eval_every=1),
     # a loss with a mask, one batch without any target
     "masked-3-groups": job(**MASK, microbatches=8, reduction_groups=3, batches=3),
     "masked-bfloat16-block-again": job(**MASK, dtype="bfloat16", loss_chunk=5, recompute="block"),
