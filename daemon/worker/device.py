@@ -32,8 +32,10 @@ from headway.stages.model.determinism import configure
 from headway.stages.model.quantized import is_plain
 from headway.stages.spec import ModelSpec, TrainSpec, computed_layers, layer_names
 from headway.stages.stage.allocator import release_freed_memory
+from headway.stages.stage.batch_gradients import GradientSums
 from headway.stages.stage.graph import StageGraph
-from headway.stages.state.layer_state import LayerState
+from headway.stages.stage.relays import parameter_squares
+from headway.stages.state.layer_state import LayerState, split_by_layer
 from headway.stages.state.weight_versions import WeightVersions
 
 log = structlog.get_logger()
@@ -53,6 +55,10 @@ _MODEL = ModelSpec(
     num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1, vocab_size=8
 )
 _TRAIN = TrainSpec(batches=1, microbatches=1, microbatch_size=1, sequence_length=4, attention_backend="math")
+WARM_UP: Final = 2
+"""Microbatches of a batch, and batches: a sum begins with the second one, and so does Error Feedback. An operation's
+code that is loaded later would wait for the transfers that run on the card.
+"""
 PATIENCE_S: Final = 60.0
 """Time for one layer. A worker that prepares has its own deadline."""
 
@@ -288,7 +294,16 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
     positions = tokens.to(torch.int32) if train.separates_documents else None
     mean_tokens = torch.ones((), device=device) if train.has_mask else None
     rows = Microbatch(tokens if is_first else hidden, tokens, positions, mean_tokens)
-    graph.forward((0, 0), rows, version=0)
-    gradients, _ = graph.backward((0, 0), None if is_last else hidden)
-    graph.update(0, [gradient.float() for gradient in gradients])
+    for batch in range(WARM_UP):
+        sums = GradientSums(num_microbatches=WARM_UP, num_groups=1)
+        for microbatch in range(WARM_UP):
+            made = graph.forward((batch, microbatch), rows, version=max(0, batch - train.delay))
+            if is_last:
+                torch.stack([made, made])  # as a batch's losses
+            gradients, _ = graph.backward((batch, microbatch), None if is_last else hidden)
+            sums.add(microbatch, list(gradients), others=[hidden])
+        total = sums.reduce()
+        if train.clip_norm and total:
+            torch.cat([parameter_squares(of_layer) for of_layer in split_by_layer([layer], total)])
+        graph.update(batch, total)
     opened.mark().wait(PATIENCE_S)

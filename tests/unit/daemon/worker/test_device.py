@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from headway.daemon.cluster.measurements import DeviceSpeed
 from headway.daemon.jobs.job import JobSpec
@@ -15,7 +18,8 @@ from headway.daemon.worker import device as module
 from headway.daemon.worker.device import WorkerDevice, warm_up_layers
 from headway.optim.step_count import STEPS
 from headway.stages.device.cpu import CpuDevice
-from tests.rigs.pipeline import TRAIN, make_job
+from headway.stages.state.journal import Journal
+from tests.rigs.pipeline import TRAIN, Pipeline, initial_layers, make_job
 
 
 def test_a_device_that_has_no_memory_left_to_be_measured_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +68,47 @@ def test_each_kind_of_a_stage_is_trained_once() -> None:
     assert sorted(kinds) == ["block", "head"]
     assert STEPS.num_done > steps
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+VIEWS = {"aten.slice.Tensor", "aten.view.default"}
+OF_THE_HOST = {"aten.randint.generator", "aten.clone.default", "aten.lift_fresh.default"}
+"""What makes up tokens, and numbers of the host."""
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations of a thread, each with the dtype of its first tensor: on a card each pair is code of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[tuple[str, str]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        tensors = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+        self.seen.add((str(func), str(next((tensor.dtype for tensor in tensors), None))))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_operation_of_a_run_is_the_first_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches in bfloat16 with clipping, Error Feedback and evaluation → all that computes was warmed up before.
+
+    Code that a card loads in the middle of a run would wait for transfers, and they for what comes after it.
+    """
+    about = {"reduction_groups": 2, "clip_norm": 0.5, "eval_every": 2, "eval_microbatches": 2, "loss_chunk": 8}
+    job = make_job(replace(TRAIN, dtype="bfloat16", **about))  # type: ignore[arg-type]
+    with Operations() as warmed:
+        assert len(list(warm_up_layers(("embed", "block.1", "head"), job, CpuDevice()))) == 3
+    used: set[tuple[str, str]] = set()
+    run = threading.Thread.run
+
+    def noted(thread: threading.Thread) -> None:
+        with Operations() as operations:
+            run(thread)
+        used.update(operations.seen)
+
+    monkeypatch.setattr(threading.Thread, "run", noted)
+    Pipeline(job, initial_layers(job), Journal(), num_stages=3).run()
+    assert ("aten._foreach_add_.List", "torch.float32") in used
+    assert {name for name, _ in used - warmed.seen} <= VIEWS | OF_THE_HOST
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
