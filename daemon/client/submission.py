@@ -28,7 +28,13 @@ from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.outlook import as_fast_as_their_like
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import OF_THE_DELAY, continued_schedule
-from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_optimizers_of, with_those_of
+from headway.daemon.jobs.device_defaults import (
+    FILLED_IN,
+    what_was_filled_in,
+    why_float32,
+    with_optimizers_of,
+    with_those_of,
+)
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
@@ -315,6 +321,8 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
     view = await session.view()
     devices = [device for node in view.nodes.values() for device in node.devices]
     resolved, changes = await asyncio.to_thread(draft.resolved, devices), Changes()
+    if why := why_float32(resolved, devices, named=draft.named):
+        warn(why)
     alike = as_fast_as_their_like(view.nodes.values()).values()
     resolved, schedule = await asyncio.to_thread(with_chosen_schedule, resolved, [*alike])
     if (manifest := draft.manifest) is not None:

@@ -124,6 +124,21 @@ def what_was_filled_in(before: JobSpec, after: JobSpec) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items() if value != before.value_of(key))
 
 
+def why_float32(spec: JobSpec, devices: Iterable[KernelDevice], *, named: Collection[str] | None) -> str:
+    """Return which devices keep a job in float32 that leaves its dtype open, though others compute bfloat16; empty:
+    none do. spec: with everything fixed.
+    """
+    if named is None or DTYPE in named or spec.train.dtype != "float32":
+        return ""
+    devices = tuple(devices)
+    slow = [device for device in devices if not computes_bfloat16(device)]
+    if len(slow) in (0, len(devices)):
+        return ""
+    kinds = sorted({f"compute capability {device.capability}" if device.capability else device.kind for device in slow})
+    what = f"{len(slow)} of {len(devices)} devices have no products in bfloat16 ({', '.join(kinds)})"
+    return f'the job computes in float32, because {what}; name train.dtype = "bfloat16" if it should not wait for them'
+
+
 def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:
     """Return 0 if all logits of a microbatch are few enough, else the largest power of two of rows with few enough."""
     rows = train.microbatch_size * train.sequence_length

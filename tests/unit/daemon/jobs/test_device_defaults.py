@@ -12,6 +12,7 @@ from headway.daemon.jobs.device_defaults import (
     attention_backend,
     for_devices,
     what_was_filled_in,
+    why_float32,
     with_device_defaults,
     with_those_of,
 )
@@ -69,6 +70,26 @@ def test_a_key_that_is_named_stays(text: str, dtype: str, newton_schulz: str, ch
     job = filled_in(LARGE + text, [H100])
     found = job.train.dtype, job.optim.matrices.newton_schulz_dtype, job.train.loss_chunk
     assert found == (dtype, newton_schulz, chunk)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "why"),
+    [
+        ("", [H100, T4], "1 of 2 devices have no products in bfloat16 (compute capability 7.5)"),
+        ("", [H100, CPU, T4, T4], "3 of 4 devices have no products in bfloat16 (compute capability 7.5, cpu)"),
+        ("", [H100, A100], ""),
+        ("", [CPU, T4], ""),
+        ("[train]\ndtype = 'float32'", [H100, T4], ""),
+        ("[train]\ndtype = 'bfloat16'", [H100, T4], ""),
+    ],
+)
+def test_submit_says_which_devices_keep_a_job_in_float32(text: str, devices: list[Device], why: str) -> None:
+    """Not where the file names the dtype, or where all devices are alike in it."""
+    named = set[str]()
+    spec = with_device_defaults(parse_job(NAMED + text, named=named), devices, named=named)
+    said = why_float32(spec, devices, named=named)
+    assert said.removeprefix("the job computes in float32, because ").partition(";")[0] == why
+    assert why_float32(spec, devices, named=None) == ""
 
 
 def test_plans_choose_what_open_jobs_compute_again() -> None:
