@@ -85,3 +85,21 @@ def test_auto_is_never_slower_and_no_machine_waits_for_its_own_links(seed: int) 
         if link.upper.partition(":")[0] == link.lower.partition(":")[0] and link.batch_seconds > slowest:
             carried = link.num_microbatches * link.bytes_per_microbatch
             assert carried >= 0.99 * PCIE_BYTES_PER_S * link.batch_seconds
+
+
+@pytest.mark.parametrize("seed", [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 112))])
+def test_one_more_card_is_never_slower(seed: int) -> None:
+    """One more card of a machine's model, or one more machine: at most slower by what a plan may lose for a worker
+    less.
+    """
+    chance = random.Random(seed)
+    spec, nodes = card_job(chance), [machine(f"n{index}", chance) for index in range(chance.randint(1, 3))]
+    plan = make_plan(spec, nodes)
+    if not isinstance(plan, ClusterPlan):
+        return
+    first = nodes[0]
+    larger = replace(first, devices=(*first.devices, replace(first.devices[0], index=len(first.devices))))
+    for more in ([larger, *nodes[1:]], [*nodes, machine("more", chance)]):
+        found = make_plan(spec, more)
+        assert isinstance(found, ClusterPlan)
+        assert found.predicted_batch_seconds <= plan.predicted_batch_seconds * 1.01
