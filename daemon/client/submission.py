@@ -39,7 +39,6 @@ from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.models.origin_config import beyond_positions, model_opener, read_parts, whole_path
-from headway.daemon.plan.card_hints import old_cards
 from headway.daemon.plan.schedule_choice import with_chosen_schedule
 from headway.daemon.reports.safety_report import why_unprotected
 from headway.proto.control_pb2 import HasDataReply
@@ -355,5 +354,5 @@ async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Cal
         changes=changes,
         sent=sent,
         unprotected=why_unprotected(resolved, view.nodes),
-        warnings=[*filter(None, (schedule, old_cards(resolved, devices, named=draft.named))), *warnings],
+        warnings=[schedule, *warnings] if schedule else warnings,
     )
