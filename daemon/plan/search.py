@@ -11,7 +11,7 @@ Tests compare small clusters with all plans that there are.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, combinations, groupby, pairwise, permutations
+from itertools import accumulate, chain, combinations, groupby, pairwise, permutations
 from math import inf
 from typing import Final
 
@@ -330,18 +330,24 @@ class Search:
 
     def _neighbours(self, order: Order) -> Iterator[Order]:
         """Yield the orders that one move makes of one: two seats change places, or one goes elsewhere."""
-        size, seen = range(len(order)), {tuple(map(self._kinds.of, order))}
+        number_of = {kind: number for number, kind in enumerate(dict.fromkeys(map(self._kinds.of, order)))}
+        kinds = [number_of[self._kinds.of(slot)] for slot in order]
+        size, seen = range(len(order)), {tuple(kinds)}
+        # The run of seats of one kind in which each seat stands: no move inside it makes another order.
+        alike = list(accumulate(pairwise(kinds), lambda run, pair: run + (pair[0] != pair[1]), initial=0))
         swaps = ((True, *pair) for pair in combinations(size, 2))
         for is_swap, index, other in chain(swaps, ((False, *pair) for pair in permutations(size, 2))):
-            moved = list(order)
+            if alike[index] == alike[other] or (is_swap and kinds[index] == kinds[other]):
+                continue
+            moved = list(size)
             if is_swap:
-                moved[index], moved[other] = order[other], order[index]
+                moved[index], moved[other] = other, index
             else:
                 moved.insert(other, moved.pop(index))
-            kinds = tuple(map(self._kinds.of, moved))
-            if kinds not in seen:
-                seen.add(kinds)
-                yield tuple(moved)
+            key = tuple(kinds[seat] for seat in moved)
+            if key not in seen:
+                seen.add(key)
+                yield tuple(order[seat] for seat in moved)
 
     def _any_that_fits(self) -> Found | None:
         """Return a pipeline that fits, though none does along good orders: moves that cover more layers; None: none."""

@@ -12,6 +12,7 @@ from headway.daemon.client.plan_simulation import forecast
 from headway.daemon.cluster.records import NodeRecord, replicas_of
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.devices import DeviceSlot, Kind, Kinds
 from headway.daemon.plan.layer_costs import layer_costs
 from headway.daemon.plan.planner import ClusterPlan, make_plan
 from headway.stages.schedule.stage_schedule import schedule_depth
@@ -170,3 +171,19 @@ def test_many_nodes_of_two_classes_share_no_stage() -> None:
     classes = {each.name: each.arithmetic_class for each in nodes}
     for positions in replicas_of(plan.workers):
         assert len({classes[plan.workers[position].node] for position in positions}) == 1
+
+
+def test_many_equal_nodes_are_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty equal nodes, twelve layers: no two of them change places, so each is looked at a few times, and not once for
+    each pair of the others."""
+    looks: list[str] = []
+    kind_of = Kinds.of
+
+    def counted(kinds: Kinds, slot: DeviceSlot) -> Kind:
+        looks.append(slot.node)
+        return kind_of(kinds, slot)
+
+    monkeypatch.setattr(Kinds, "of", counted)
+    plan = planned(job(num_blocks=10), [node(f"n{index}") for index in range(60)])
+    assert len(plan.workers) <= 12
+    assert len(looks) <= 100 * 60
