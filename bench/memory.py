@@ -136,6 +136,7 @@ CASES = (
     Case("recompute attention, math", train={"recompute": "attention", "attention_backend": "math"}),
     Case("loss in chunks", train={"loss_chunk": 64}),
     Case("loss in chunks, bfloat16", train={"loss_chunk": 64} | BF16),
+    Case("loss in chunks, one product, bfloat16", train={"loss_chunk": 64, "loss_gradient": "whole"} | BF16),
     Case("AdamW", optim={"matrices": ADAMW}),
     Case("Lion", optim={"matrices": LION}),
     Case("no Error Feedback", optim={"error_feedback": 0.0}),
