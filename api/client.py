@@ -304,8 +304,10 @@ def plan(job: str | Path, nodes: int | str | Path, *, memory_gib: float = 0.0) -
         if isinstance(nodes, int):
             equal = equal_nodes(nodes, memory_bytes=round(memory_gib * GIB), num_cores=num_cores())
             return preview(spec, equal, named=named, is_simulated=False, has_data=has_data)[0]
-        records, links = nodes_in(Path(nodes), spec, named)
-        return preview(spec, records, named=named, links=links, is_simulated=False, has_data=has_data)[0]
+        records, links, assumed = nodes_in(Path(nodes), spec, named)
+        found, _ = preview(spec, records, named=named, links=links, is_simulated=False, has_data=has_data)
+        told.extend(assumed)
+        return found
 
     found = _aside(work)
     for text in told:

@@ -192,12 +192,15 @@ def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = Fal
         check_drawing()
     links: LinkAssumptions | None = None
     records: Sequence[NodeRecord]
+    assumed: list[str] = []
     if options.nodes_file is not None:
-        records, links = nodes_in(options.nodes_file, spec, named)
+        records, links, assumed = nodes_in(options.nodes_file, spec, named)
     else:
         records = _nodes(options.nodes, options.memory, where, spec, job)
     is_simulated = picture is not None or trace is not None
     told, run = preview(spec, records, named=named, links=links, is_simulated=is_simulated, has_data=has_data)
+    for text in assumed:
+        warn(text)
     files = []
     if run is not None:
         predicted_s = told.plan.predicted_batch_seconds

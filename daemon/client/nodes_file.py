@@ -3,8 +3,11 @@
 Missing memory counts as enough; missing links are as the planner assumes them. Sizes are in GB of 10⁹ bytes.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import combinations
 from typing import Final, Literal
 
 from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name
@@ -25,6 +28,8 @@ MOST_DEVICES: Final = 1024
 MOST_IN_ALL: Final = 100_000
 """Maximum number of devices of all machines."""
 RATES: Final = ("tflops", "float32_tflops", "bfloat16_tflops")
+MOST_NAMED: Final = 4
+"""Maximum number of models that an assumption names."""
 LEAST: Final = 1e-6
 UNNAMED_CAPABILITY: Final = "8.6"
 """Of a card that the file says nothing about: the least of those that compute bfloat16 and lack some kernels."""
@@ -106,6 +111,25 @@ class NodesFile:
         known = tuple((*_pair(*link.sites), link.round_trip_ms / 1e3, link.mbit_s * 1e6 / 8) for link in self.links)
         return SiteLinks(known=known)
 
+    def assumed(self, train: TrainSpec) -> list[str]:
+        """Return what a plan of this job assumes of cards and links because the file does not say it, with the keys."""
+        told, links = [], LinkAssumptions()
+        cards = [device for node in self.nodes for device in node.devices if device.kind == "cuda"]
+        if names := _models([card for card in cards if not any(getattr(card, key) for key in ("speed", *RATES))]):
+            tflops = f"{CUDA_FLOPS[train.dtype] / 1e12:g} TFLOPS"
+            told.append(f"assumes {tflops} of {names} ({train.dtype}_tflops)")
+        if names := _models([card for card in cards if not card.memory_gb_s and not memory_gb_s_of(card.model)]):
+            told.append(f"takes no time for elementwise work on {names} (memory_gb_s)")
+        known = {_pair(*link.sites) for link in self.links}
+        machines: Counter[str] = Counter()
+        for node in self.nodes:
+            machines[node.site] += node.count
+        if any(number > 1 and (site, site) not in known for site, number in machines.items()):
+            told.append(f"assumes {_link(links.site_bytes_per_s, links.site_round_trip_s)} inside a site ([[links]])")
+        if any(pair not in known for pair in combinations(sorted(machines), 2)):
+            told.append(f"assumes {_link(links.far_bytes_per_s, links.far_round_trip_s)} between sites ([[links]])")
+        return told
+
 
 @dataclass(frozen=True, kw_only=True)
 class SiteLinks(LinkAssumptions):
@@ -143,6 +167,15 @@ def parse_nodes(text: str, source: str) -> NodesFile:
 
 def _names(entry: NodeEntry) -> tuple[str, ...]:
     return (entry.name,) if entry.count == 1 else tuple(f"{entry.name}-{index + 1}" for index in range(entry.count))
+
+
+def _models(devices: Sequence[DeviceEntry]) -> str:
+    names = list(dict.fromkeys(device.model or "cards without `model`" for device in devices))
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def _link(bytes_per_s: float, round_trip_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e6:g} Mbit/s and {round_trip_s * 1e3:g} ms"
 
 
 def _pair(one: str, other: str) -> tuple[str, str]:

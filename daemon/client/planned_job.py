@@ -73,9 +73,16 @@ def would_be_refused(error: ConfigError) -> str:
     return f"`headway submit` would refuse the job: {error}"
 
 
-def nodes_in(path: Path, spec: JobSpec, named: Collection[str]) -> tuple[Sequence[NodeRecord], LinkAssumptions]:
-    """Return the nodes of a file and the links between them. Raises ConfigError."""
+def nodes_in(
+    path: Path, spec: JobSpec, named: Collection[str]
+) -> tuple[Sequence[NodeRecord], LinkAssumptions, list[str]]:
+    """Return the nodes of a file, the links between them, and sentences on what it leaves to assumptions.
+
+    Raises ConfigError.
+    """
     found = parse_nodes(read_text(path, "nodes file"), str(path))
     devices = [device for node in found.records(spec.train) for device in node.devices]
     train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
-    return found.records(train), found.link_assumptions()
+    assumed = found.assumed(train)
+    told = [f"{path} leaves some to the plan, which {'; '.join(assumed)}"] if assumed else []
+    return found.records(train), found.link_assumptions(), told

@@ -226,7 +226,7 @@ class _Planner:
         limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
         hosts = rooms_of(self._slots)
         kept = self._kept(0, costs.num_layers)
-        kept_of_one = max(self._kept(layer, layer + 1) for layer in range(costs.num_layers))
+        kept_of_one, heaviest = max((self._kept(at, at + 1), at) for at in range(costs.num_layers))
         of_hosts = (
             f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their host memory, and "
         )
@@ -234,6 +234,8 @@ class _Planner:
         all_limited = hosts.keys() == {slot.machine for slot in self._slots}
         if all_limited and (kept > together or kept_of_one > most):
             there = f"{size(together)} together for that, {size(most)} the largest"
+            if kept_of_one > most:
+                there += f", too little for {costs.slices.layers[heaviest].name} alone, {size(kept_of_one)}"
             return f"{of_hosts}{_named(self._hosts())} {there}{self._layer_folders()}{self._fewer_states()}"
         if hosts and (not limits or self._fits_without_hosts(self._hosts())):
             few = self._hosts() if len(self._hosts()) <= MOST_NAMED else []
@@ -243,12 +245,14 @@ class _Planner:
             return f"{of_hosts}no order of {devices} has room for its part{self._layer_folders()}"
         if not limits:
             return "finds no set of nodes that fulfils [placement]"
+        is_uneven = whole <= sum(limits) and self._alone(largest, largest + 1) <= max(limits)
+        uneven = "; no cut into whole layers fits, each device with microbatches of its own" if is_uneven else ""
         return (
             f"does not fit: its layers need {size(whole)} on devices at one microbatch in flight "
             f"({costs.slices.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
-            f"{self._reserve()}{self._shortage()}; {self._smaller_chunk(max(limits))}{remedy(self._spec.train)}"
+            f"{self._reserve()}{self._shortage()}{uneven}; {self._smaller_chunk(max(limits))}{remedy(self._spec.train)}"
         )
 
     def _hosts(self) -> list[str]:

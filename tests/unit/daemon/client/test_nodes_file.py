@@ -130,3 +130,28 @@ def test_a_mistake_is_one_line_that_says_where(text: str, line: str) -> None:
 def test_a_card_has_a_capability(entry: str, capability: str) -> None:
     """A card that says none computes bfloat16, and counts as one of the smaller."""
     assert read(f"{NODE}[[nodes.devices]]\n{entry}\n").records(TRAIN)[0].devices[0].capability == capability
+
+
+def test_what_a_file_leaves_to_assumptions_is_told() -> None:
+    """Cards without a rate, without a known memory, machines without a link: each is named, and what it counts as."""
+    text = (
+        '[[nodes]]\nname = "a"\ncount = 2\n'
+        '[[nodes.devices]]\nkind = "cuda"\nmodel = "NVIDIA GeForce RTX 4060 Laptop GPU"\n'
+        '[[nodes.devices]]\nkind = "cuda"\nmodel = "NVIDIA L4"\n[[nodes.devices]]\nkind = "cuda"\nspeed = 1.0\n'
+        '[[nodes]]\nname = "b"\nsite = "far"\n'
+    )
+    assert read(text).assumed(dataclasses.replace(TRAIN, dtype="bfloat16")) == [
+        "assumes 300 TFLOPS of NVIDIA GeForce RTX 4060 Laptop GPU, NVIDIA L4 (bfloat16_tflops)",
+        "takes no time for elementwise work on NVIDIA GeForce RTX 4060 Laptop GPU, cards without `model` (memory_gb_s)",
+        "assumes 8000 Mbit/s and 1 ms inside a site ([[links]])",
+        "assumes 100 Mbit/s and 40 ms between sites ([[links]])",
+    ]
+
+
+def test_a_file_that_says_all_assumes_nothing() -> None:
+    """A machine alone needs no link, and a card of a known model no memory's speed."""
+    card = '[[nodes.devices]]\nkind = "cuda"\nmodel = "NVIDIA L4"\nfloat32_tflops = 20.0\n'
+    assert read(f'[[nodes]]\nname = "a"\n{card}[[nodes]]\nname = "b"\nsite = "s"\n{card}{LINK}').assumed(TRAIN) == []
+
+
+LINK = '[[links]]\nsites = ["s", "default"]\nmbit_s = 1000.0\nround_trip_ms = 1.0\n'

@@ -1,5 +1,6 @@
 """What a machine keeps of a job's boundaries: its workers share the room, and copies of others' layers count."""
 
+import re
 from dataclasses import replace
 
 from headway.daemon.cluster.records import Device, NodeRecord
@@ -86,3 +87,23 @@ def test_a_refusal_says_which_settings_keep_less() -> None:
     reason = refused(spec, [node(name, host_bytes=state_of(spec)) for name in "ab"])
     assert "; under [fault], copies = 1 keeps " in reason
     assert " and snapshot_every = 0 keeps " in reason
+
+
+def test_a_refusal_names_the_layer_that_no_machine_has_room_for() -> None:
+    """All machines together have more than enough, and none of them enough for the largest layer."""
+    spec = job(num_blocks=4, microbatches=32, fault=replace(COPIES, copies=1))
+    kept = 3 * max(layer.state_bytes for layer in layer_costs(spec))
+    reason = refused(spec, [node(name, host_bytes=kept - 1) for name in "abcdefghij"])
+    assert re.search(r"largest, too little for (embed|block\.\d|head) alone, [\d.]+ [KMG]iB; under \[fault\]", reason)
+    together = refused(spec, [node(name, host_bytes=kept) for name in "a"])
+    assert "too little for" not in together
+
+
+def test_a_refusal_says_that_the_sum_is_not_the_reason() -> None:
+    """Two devices have the memory of the whole together, but a layer would have to be on both."""
+    spec = job(num_blocks=3, microbatches=32)
+    whole = planned(spec, [node("a")]).estimates[0].device_bytes
+    reason = refused(spec, [node(name, memory_bytes=round(0.55 * whole)) for name in "ab"])
+    assert "; no cut into whole layers fits, each device with microbatches of its own; " in reason
+    reason = refused(spec, [node(name, memory_bytes=round(0.45 * whole)) for name in "ab"])
+    assert "no cut" not in reason
