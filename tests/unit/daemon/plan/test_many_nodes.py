@@ -174,8 +174,8 @@ def test_many_nodes_of_two_classes_share_no_stage() -> None:
 
 
 def test_many_equal_nodes_are_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixty equal nodes, twelve layers: no two of them change places, so each is looked at a few times, and not once for
-    each pair of the others."""
+    """Sixty equal nodes, twelve layers: no two of them change places, so each is looked at a few times, and not once
+    for each pair of the others."""
     looks: list[str] = []
     kind_of = Kinds.of
 
