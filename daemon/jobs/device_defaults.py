@@ -136,7 +136,7 @@ def why_float32(spec: JobSpec, devices: Iterable[KernelDevice], *, named: Collec
         return ""
     kinds = sorted({f"compute capability {device.capability}" if device.capability else device.kind for device in slow})
     what = f"{len(slow)} of {len(devices)} devices have no products in bfloat16 ({', '.join(kinds)})"
-    return f'the job computes in float32, because {what}; name train.dtype = "bfloat16" if it should not wait for them'
+    return f'the job computes in float32, because {what}; name train.dtype = "bfloat16" if it should leave them out'
 
 
 def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:

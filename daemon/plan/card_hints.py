@@ -1,15 +1,14 @@
 """What keeps a job from running well on cards although it has a plan: sentences for people. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from headway.daemon.base.terminal import counted
 from headway.daemon.cluster.records import Device, NodeRecord
-from headway.daemon.jobs.device_defaults import DTYPE
+from headway.daemon.jobs.device_defaults import why_float32
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.devices import FIXED_BYTES, GIB
 from headway.daemon.plan.layer_costs import CUDA_FLOPS, GIGA
-from headway.stages.attention_kernels import computes_bfloat16
 
 FEW_TOKENS: Final = 2048
 """Below this a card adds up gradients for longer than a sixth of its products."""
@@ -23,26 +22,9 @@ def hints(
     """Return the hints for a plan. used: its (node, device). named: as for `for_devices`."""
     places = [(node.name, device) for node in nodes for device in node.devices if device.kind == "cuda"]
     of_plan = [(name, device) for name, device in places if (name, device.index) in used]
-    found = [old_cards(spec, [device for _, device in places], named=named)]
-    return tuple(filter(None, (*found, _few_tokens(spec, [device for _, device in of_plan]), _small_reserve(of_plan))))
-
-
-def old_cards(spec: JobSpec, devices: Sequence[Device], *, named: Collection[str] | None) -> str:
-    """Return which cards keep a job in float32 that others would compute in bfloat16; empty: none does."""
-    if named is None or DTYPE in named or spec.train.dtype != "float32":
-        return ""
-    cards = [device for device in devices if device.kind == "cuda"]
-    old = sorted({_told(device) for device in cards if not computes_bfloat16(device)})
-    if not old or len(old) == len({_told(device) for device in cards}):
-        return ""
-    return (
-        f"The whole job is in float32, because of {' and '.join(old)}: without, the other cards would train it in "
-        'bfloat16, several times as fast; leave the node out (`sites` in [placement]), or say dtype = "bfloat16".'
-    )
-
-
-def _told(device: Device) -> str:
-    return f"{device.model or 'a card'} (capability {device.capability or 'not told'})"
+    why = why_float32(spec, [device for _, device in places], named=named)
+    found = (f"{why[0].upper()}{why[1:]}." if why else "", _few_tokens(spec, [device for _, device in of_plan]))
+    return tuple(filter(None, (*found, _small_reserve(of_plan))))
 
 
 def _few_tokens(spec: JobSpec, cards: Iterable[Device]) -> str:

@@ -24,6 +24,12 @@ def rooms_of(slots: Iterable[DeviceSlot]) -> dict[str, int]:
     return {machine: room for machine, room in rooms.items() if machine not in unlimited}
 
 
+def rooms_beside(placed: Sequence[PlacedStage], slots: Iterable[DeviceSlot]) -> dict[str, int]:
+    """Return the memory of machines that belongs to the devices of a plan: other jobs have the others' part."""
+    used = {slot.key for stage in placed for slot in stage.slots}
+    return rooms_of(slot for slot in slots if slot.key in used)
+
+
 def kept_by(costs: StageCosts, placed: Sequence[PlacedStage]) -> dict[str, int]:
     """Return the bytes that each machine of a plan's workers keeps.
 
@@ -62,18 +68,17 @@ class HostWidths:
     def __init__(self, slots: Sequence[DeviceSlot]) -> None:
         self._slots = slots
         number = Counter(slot.machine for slot in slots)
-        self.rooms = rooms_of(slots)
-        self._steps = {machine: 0 for machine in self.rooms if number[machine] > 1}
+        self._steps = {machine: 0 for machine in rooms_of(slots) if number[machine] > 1}
 
     def slots(self) -> tuple[DeviceSlot, ...]:
         """Return the devices with what they may fill."""
         return tuple(self._widened(slot) for slot in self._slots)
 
-    def narrow(self, kept: Mapping[str, int]) -> bool:
+    def narrow(self, costs: StageCosts, placed: Sequence[PlacedStage]) -> bool:
         """Narrow the devices of machines that would keep too much, or else those that send them copies. False: nothing
         is to be done, or nothing is left to do.
         """
-        short = without_room(kept, self.rooms)
+        short = without_room(kept_by(costs, placed), rooms_beside(placed, self._slots))
         wide = [machine for machine, step in self._steps.items() if step < NARROWEST]
         chosen = [machine for machine in wide if machine in short] or wide
         if not short or not chosen:

@@ -18,7 +18,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.plan.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.plan.connections import Links
 from headway.daemon.plan.devices import DeviceSlot, Kinds, natural
-from headway.daemon.plan.host_memory import HostWidths, kept_by, rooms_of
+from headway.daemon.plan.host_memory import HostWidths, kept_by, rooms_beside, rooms_of
 from headway.daemon.plan.paths import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.plan.plan_question import Conditions, PlanQuestion, ask
 from headway.daemon.plan.predicted_time import (
@@ -138,7 +138,7 @@ class _Planner:
             return PlanRefused(reason=_waits_for_nodes(self._spec, self._slots))
         if sum(placement.replicas) > len(self._slots):
             return PlanRefused(reason=self._too_few_for_the_shape())
-        found = self._best_along(self._slots)
+        found = None if self._has_homeless_layer() else self._best_along(self._slots)
         if self._pairs and (found is None or len(self._slots) > FEW_WITH_BLOCKED):
             among = self._best_along(all_talking(self._slots, self._pairs))
             found = min(filter(None, (found, among)), key=lambda plan: plan.predicted_batch_seconds, default=None)
@@ -151,7 +151,7 @@ class _Planner:
         widths = HostWidths(slots)
         while True:
             placed = self._best_within(widths.slots())
-            if not placed or not widths.narrow(kept_by(self._costs, placed)):
+            if not placed or not widths.narrow(self._costs, placed):
                 break
         if not placed:
             return None
@@ -322,13 +322,23 @@ class _Planner:
         return f"{len(self._slots)} free device{'s have' if len(self._slots) != 1 else ' has'}"
 
     def _alone(self, first: int, end: int) -> int:
-        """Return the bytes of layers on one device, at one microbatch in flight."""
+        """Return the bytes of layers on the most demanding device, at one microbatch in flight."""
+        return round(self._least_bytes(first, end) * max(slot.demand for slot in self._slots))
+
+    def _least_bytes(self, first: int, end: int) -> float:
         costs = self._costs if self._spec.placement.replicas else self._alone_costs
-        least = min(
+        return min(
             costs.memory.device_bytes(costs.slices.slice_number((first, end), choice), 1, range(costs.num_groups))
             for choice in costs.slices.recomputes
         )
-        return round(least * max(slot.demand for slot in self._slots))
+
+    def _has_homeless_layer(self) -> bool:
+        """Return whether a layer fits on no device by itself, so that no order of devices need be tried."""
+        if self._costs.num_groups > 1:  # a replica may need less
+            return False
+        rooms = {(slot.limit_bytes, slot.demand) for slot in self._slots}
+        needs = {self._least_bytes(layer, layer + 1) for layer in range(self._costs.num_layers)}
+        return any(all(0 < limit < need * demand for limit, demand in rooms) for need in needs)
 
 
 def _named(nodes: Sequence[str]) -> str:
@@ -379,7 +389,7 @@ def assemble(
     """
     times = PredictedTime(costs, placed)
     depths = depths_within_memory(costs, placed, times)
-    hosts = kept_by(costs, placed), rooms_of(slots)
+    hosts = kept_by(costs, placed), rooms_beside(placed, slots)
     estimates = tuple(
         _estimate(costs, placed, times, depths, hosts, index, position)
         for index, stage in enumerate(placed)

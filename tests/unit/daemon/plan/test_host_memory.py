@@ -68,6 +68,15 @@ def test_cards_pin_a_state_each() -> None:
     assert {each.host_bytes for each in plan.estimates} == {4 * state_of(spec)}
 
 
+def test_devices_that_a_plan_leaves_free_keep_their_part() -> None:
+    """Two workers on a machine of four devices: the other two's half of its memory is for another job."""
+    spec = job(num_blocks=7, microbatches=32, fault=replace(COPIES, copies=1), placement=PlacementSpec(replicas=(1, 1)))
+    kept = 3 * state_of(spec)
+    plan = planned(spec, [node("a", num_devices=4, host_bytes=2 * kept)])
+    assert {each.host_limit_bytes for each in plan.estimates} == {kept}
+    assert "does not fit" in refused(spec, [node("a", num_devices=4, host_bytes=kept)])
+
+
 def test_a_machine_without_room_for_its_part_gets_fewer_layers() -> None:
     """The fast machine's two devices would keep more than it has: they get fewer layers, and it keeps within."""
     spec = job(num_blocks=12, microbatches=32, fault=COPIES)

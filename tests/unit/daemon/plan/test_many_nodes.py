@@ -11,6 +11,7 @@ import pytest
 from headway.daemon.client.plan_simulation import forecast
 from headway.daemon.cluster.records import NodeRecord, replicas_of
 from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.plan import planner
 from headway.daemon.plan.connections import LinkAssumptions
 from headway.daemon.plan.devices import DeviceSlot, Kind, Kinds
 from headway.daemon.plan.layer_costs import layer_costs
@@ -175,7 +176,8 @@ def test_many_nodes_of_two_classes_share_no_stage() -> None:
 
 def test_many_equal_nodes_are_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty equal nodes, twelve layers: no two of them change places, so each is looked at a few times, and not once
-    for each pair of the others."""
+    for each pair of the others.
+    """
     looks: list[str] = []
     kind_of = Kinds.of
 
@@ -187,3 +189,14 @@ def test_many_equal_nodes_are_one_order(monkeypatch: pytest.MonkeyPatch) -> None
     plan = planned(job(num_blocks=10), [node(f"n{index}") for index in range(60)])
     assert len(plan.workers) <= 12
     assert len(looks) <= 100 * 60
+
+
+def test_a_layer_that_fits_nowhere_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred unlike nodes, each with room for a hundredth of a layer: no order of them is tried."""
+    monkeypatch.setattr(planner, "Search", None)
+    assert "layers need" in refused(job(), some_nodes(200, memory_bytes=10_000))
+
+
+def test_one_node_with_room_has_what_fits_on_no_other() -> None:
+    plan = planned(job(), [*some_nodes(20, memory_bytes=10_000), node("large", memory_bytes=1 << 40)])
+    assert {worker.node for worker in plan.workers} == {"large"}
