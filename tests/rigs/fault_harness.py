@@ -92,7 +92,7 @@ class Outcome:
     @property
     def num_rollbacks(self) -> int:
         """How often the job went back to a boundary."""
-        return sum("goes back to" in event.text for event in self.job.events.values())
+        return sum("goes back to boundary " in event.text for event in self.job.events.values())
 
     def assert_exact(self, oracle: Oracle, *, strikes: int = 1, hit: frozenset[str] = frozenset()) -> None:
         """The promise. hit: nodes whose worker processes may be other ones now."""
